@@ -273,7 +273,7 @@ class Breaking:
 
     def __init__(self, server: Server, monkeypatch: pytest.MonkeyPatch, *, is_after: bool) -> None:
         self.times = 0
-        send = PostgresConnection.send
+        send, call = PostgresConnection.send, PostgresConnection.call
 
         def cut(work: Callable[[], Any], wait: Callable[[], object]) -> Any:
             if self.times:
@@ -288,11 +288,15 @@ class Breaking:
             raise psycopg.OperationalError("the connection was cut")
 
         def sending(tx: PostgresConnection, sql: str, values: Sequence[Value] = ()) -> Any:
-            if sql != COMMIT and "append_checkpoint" not in sql:
+            if sql != COMMIT:
                 return send(tx, sql, values)
             return cut(lambda: send(tx, sql, values), tx._wait)
 
+        def calling(tx: PostgresConnection, sql: str, values: Sequence[Value]) -> Any:
+            return cut(lambda: call(tx, sql, values), lambda: None)
+
         monkeypatch.setattr(PostgresConnection, "send", sending)
+        monkeypatch.setattr(PostgresConnection, "call", calling)
 
 
 @pytest.mark.parametrize("is_after", [False, True], ids=["not committed", "committed"])

@@ -301,3 +301,13 @@ def other_default(postgres: Server, name: str, value: str) -> Iterator[None]:
         yield
     finally:
         postgres.execute(f"ALTER ROLE postgres RESET {name}")
+
+
+def test_a_refusal_before_leaves_the_short_way_open(backend: PostgresBackend, asked: list[int]) -> None:
+    """psycopg lets go of what is prepared on a connection when something was undone there: it is prepared again."""
+    uid, _ = started(backend, asked)
+    save(backend, uid)
+    with pytest.raises(Conflict):
+        backend.update_session(uid, {"project": "other"}, expect_version=100)
+    assert save(backend, uid).seq == 3
+    assert asked == []

@@ -16,10 +16,11 @@ import pytest
 import stepkeep
 from stepkeep import config
 from stepkeep.api import Store
-from stepkeep.errors import BackendUnavailable, InvalidInput, Unsupported
+from stepkeep.errors import BackendUnavailable, InvalidInput, NotFound, Unsupported
 from stepkeep.storage.postgres import PostgresBackend, address
+from stepkeep.storage.sql.backend import SqlBackend
 from stepkeep.storage.urls import open_backend
-from stepkeep.testing.builders import new_owner
+from stepkeep.testing.builders import append_one, draft, item, new_owner, new_session, save
 from tests.postgres.access import PostgresAccess
 from tests.postgres.pgbouncer import PgBouncer
 from tests.postgres.pooler import Pooler
@@ -163,6 +164,29 @@ def test_annotations_are_stored_by_one_call(url: str) -> None:
                 )
                 assert sorted(stored) == [False, True]
         assert len(one.engine.backend.annotations(uid, ["cp"])) == 20
+
+
+@pytest.mark.parametrize(
+    "external_id", ["plain", 'quote " and \\', "tab\tnewline\nbell\a", "ümläut 🙂 \x7f / é"]
+)
+def test_what_is_attached_to_a_checkpoint_is_read_by_one_statement(
+    url: str, external_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both of its names are looked for, however they are written; one that has nothing attached is no mistake."""
+    backend = PostgresBackend(url)
+    uid = backend.create_session(new_session()).uid
+    first, second = save(backend, uid), append_one(backend, item(draft(uid, external_id=external_id)))
+    backend.annotate(uid, ("main", external_id), "note", "by name", b"1", time_us=1)
+    backend.annotate(uid, second.id, "note", "by id", b"2", time_us=2)
+    backend.annotate(uid, second.id, "other", "by id", b"3", time_us=3)
+    backend.annotate(uid, "elsewhere", "note", "by id", b"4", time_us=4)
+    monkeypatch.setattr(SqlBackend, "annotations", None)
+    assert [each.data for each in backend.annotations(uid, [second.id], "note")] == [b"1", b"2"]
+    assert backend.annotations(uid, [first.id], "note") == []
+    monkeypatch.undo()
+    with pytest.raises(NotFound):
+        backend.annotations("nobody", [first.id], "note")
+    backend.close()
 
 
 def test_without_its_functions_a_store_works_as_well(postgres: Server, url: str) -> None:

@@ -10,12 +10,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from itertools import count
+from typing import Any, Final, Generic, TypeVar
 
 import psycopg
-from psycopg import Pipeline, RawCursor
-from psycopg.errors import Diagnostic
-from psycopg.pq import TransactionStatus
+from psycopg import Pipeline, RawCursor, generators
+from psycopg.errors import InvalidSqlStatementName, error_from_result
+from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGresult
 
 from stepkeep.errors import WRITE_FAILED, BackendUnavailable, Corrupt, InvalidInput, StepkeepError
 from stepkeep.storage.postgres.address import Address
@@ -23,7 +25,20 @@ from stepkeep.storage.sql.connection import NO_LOCKS, Locks, Query, Row, Value
 
 T = TypeVar("T")
 
-Raw: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+
+class Raw(psycopg.Connection[tuple[Any, ...]]):
+    """A connection.
+
+    `calls` has the names of the calls of functions that are prepared on it, by their SQL, and `noticing` the functions
+    of the server that gave notice during the last transaction.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.calls: dict[str, bytes] = {}
+        self.names = count()
+        self.noticing: list[str | None] = []
+        self.add_notice_handler(lambda notice: self.noticing.append(notice.source_function))
 
 
 # --- the pool --------------------------------------------------------------------------------------------------
@@ -60,7 +75,7 @@ class Pool:
     def _take(self) -> Raw | None:
         with self._changed:
             self.check_open()
-            if not self._changed.wait_for(
+            if self._borrowed >= self._size and not self._changed.wait_for(
                 lambda: self._is_closed or self._borrowed < self._size, timeout=self._wait_seconds
             ):
                 raise BackendUnavailable(
@@ -72,7 +87,7 @@ class Pool:
             return self._idle.pop() if self._idle else None
 
     def _give_back(self, raw: Raw | None) -> None:
-        if raw is not None and (raw.closed or raw.info.transaction_status != TransactionStatus.IDLE):
+        if raw is not None and raw.pgconn.transaction_status != TransactionStatus.IDLE:
             raw.close()
             raw = None
         with self._changed:
@@ -179,10 +194,52 @@ class PostgresConnection:
         try:
             cursor.execute(numbered(sql), values, binary=True)
         except UnicodeEncodeError as exc:
-            raise InvalidInput(
-                f"a value cannot be stored or looked for: {exc}", code="invalid_value"
-            ) from exc
+            raise _not_text(exc) from exc
         return cursor
+
+    def call(self, sql: str, values: Sequence[Value]) -> list[bool]:
+        """What a function that answers true or false says, for each row that the statement calls it for.
+
+        A call alone is prepared, and goes past psycopg's cursors: these would take most of the client's time (decision
+        59). Waiting for the answer is psycopg's, so it can be interrupted.
+        """
+        if self._pipeline is not None:
+            return [answer for (answer,) in self.all(sql, values)]
+        try:
+            sent = [
+                value if value is None or type(value) is bytes else str(value).encode() for value in values
+            ]
+        except UnicodeEncodeError as exc:
+            raise _not_text(exc) from exc
+        # Texts go as they are, so that the server looks at each of their bytes; numbers are read by it.
+        formats = [int(type(value) in (str, bytes)) for value in values]
+        try:
+            answers = self._call(sql, sent, formats)
+        except InvalidSqlStatementName:  # after a rollback psycopg lets go of all that is prepared
+            self.raw.calls.clear()
+            answers = self._call(sql, sent, formats)
+        return [answers.get_value(at, 0) == b"\x01" for at in range(answers.ntuples)]
+
+    def _call(self, sql: str, sent: Sequence[bytes | None], formats: Sequence[int]) -> PGresult:
+        pgconn, calls = self.raw.pgconn, self.raw.calls
+        if sql not in calls:
+            name = b"call_%d" % next(self.raw.names)
+            pgconn.send_prepare(name, numbered(sql))
+            self._answer()
+            calls[sql] = name
+        pgconn.send_query_prepared(calls[sql], sent, formats, result_format=1)
+        return self._answer()
+
+    def _answer(self) -> PGresult:
+        result: PGresult
+        (result,) = self.raw.wait(generators.execute(self.raw.pgconn))
+        if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+            raise error_from_result(result)
+        return result
+
+
+def _not_text(exc: UnicodeEncodeError) -> InvalidInput:
+    return InvalidInput(f"a value cannot be stored or looked for: {exc}", code="invalid_value")
 
 
 @lru_cache(maxsize=1000)
@@ -291,19 +348,9 @@ class Transaction(Generic[T]):
         Raises:
             BackendUnavailable: it is committed, and perhaps on no standby, though it should be (`not_replicated`).
         """
-        if not self._is_write:
-            return self._done(raw)
-        sources: list[str | None] = []
-
-        def note(notice: Diagnostic) -> None:
-            sources.append(notice.source_function)  # only readable now
-
-        raw.add_notice_handler(note)
-        try:
-            result = self._done(raw)
-        finally:
-            raw.remove_notice_handler(note)
-        if _WAIT_FOR_STANDBY in sources:
+        raw.noticing.clear()
+        result = self._done(raw)
+        if self._is_write and _WAIT_FOR_STANDBY in raw.noticing:
             raise BackendUnavailable(
                 "the server stored it, but its wait for a standby was cancelled, and a fail-over may lose it: repeat"
                 " it with the same key, or look",
@@ -385,6 +432,10 @@ _CUT: Final = ("SSL connection has been closed", "SSL SYSCALL error", "unexpecte
 _NAMES: Final = re.compile(r"""\"[^"]*\"|host: '[^']*'""")
 
 
+class Collided(BackendUnavailable):
+    """The server undid a transaction because of another one."""
+
+
 def is_collision(exc: psycopg.Error) -> bool:
     """Whether another transaction is the cause: this one is undone and may be done again."""
     return exc.sqlstate in _COLLISIONS
@@ -419,7 +470,7 @@ def translate(exc: psycopg.Error, url: str, *, is_unknown: bool = False) -> Step
             f"{url} cannot be reached, and nothing was stored: {text}", code="server_unreachable"
         )
     if is_collision(exc):
-        return BackendUnavailable(f"{url} is too busy: {text}", code="store_busy")
+        return Collided(f"{url} is too busy: {text}", code="store_busy")
     if isinstance(exc, psycopg.DataError):
         return InvalidInput(f"a value cannot be stored or looked for: {text}", code="invalid_value")
     return _by_state(exc, exc.sqlstate or "", url)

@@ -21,9 +21,10 @@ from stepkeep.errors import InvalidInput, StepkeepError
 from stepkeep.logs import Log
 from stepkeep.model import SessionInfo
 from stepkeep.processes import tell_of_forks
-from stepkeep.storage.port import Append, Appended, Capabilities, Seal, Target
+from stepkeep.storage.port import Annotation, Append, Appended, Capabilities, Seal, Target
 from stepkeep.storage.postgres import address, migrations
 from stepkeep.storage.postgres.connections import (
+    Collided,
     Pool,
     Raw,
     Settings,
@@ -39,7 +40,7 @@ from stepkeep.storage.postgres.optimistic_append import (
     append_call,
     seal_batch,
 )
-from stepkeep.storage.sql.attachments import column_of
+from stepkeep.storage.sql.attachments import ANNOTATION_COLUMNS, annotation_from, column_of
 from stepkeep.storage.sql.backend import SqlBackend
 from stepkeep.storage.sql.checkpoints import Batch
 from stepkeep.storage.sql.connection import Connection
@@ -53,6 +54,13 @@ LOST_REPEATS: Final = 3
 _LONGEST_PAUSE_SECONDS: Final = 0.5
 
 _ANNOTATE: Final = "SELECT annotate_checkpoint(?, ?, ?, ?, ?, ?, ?)"
+_ANNOTATIONS: Final = (
+    f"SELECT {', '.join(f'a.{name}' for name in ANNOTATION_COLUMNS)} FROM sessions s"
+    " LEFT JOIN checkpoints c ON c.id = ? AND c.sid = s.sid"
+    " LEFT JOIN annotations a ON a.sid = s.sid AND a.kind = ?"
+    " AND a.target IN (?, '[' || to_json(c.branch) || ',' || to_json(c.external_id) || ']')"
+    " WHERE s.uid = ? ORDER BY a.time_us, a.number"
+)
 _NOW: Final = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)"
 
 
@@ -85,7 +93,7 @@ class PostgresBackend(SqlBackend):
         tell_of_forks(self)
 
     def _connect(self) -> Raw:
-        raw = psycopg.Connection.connect(**self._address.parameters, autocommit=True, prepare_threshold=None)
+        raw = Raw.connect(**self._address.parameters, autocommit=True, prepare_threshold=None)
         try:
             migrations.check_server(raw.info.server_version, raw.info.parameter_status("server_encoding"))
             self._settings.keep(raw)
@@ -126,8 +134,13 @@ class PostgresBackend(SqlBackend):
     def _write_keyed(self, work: Callable[[Connection], T]) -> T:
         return self._repeatedly(Transaction(work, self._settings, is_write=True), is_keyed=True)
 
-    def _repeatedly(self, transaction: Transaction[T], *, is_keyed: bool) -> T:
-        """Do it again where that is safe: always when nothing was stored, else when the work is keyed."""
+    def _repeatedly(
+        self, transaction: Transaction[T], *, is_keyed: bool, collisions: int = COLLISION_REPEATS
+    ) -> T:
+        """Do it again where that is safe: always when nothing was stored, else when the work is keyed.
+
+        Work that others have so many `collisions` with is given up (`Collided`).
+        """
         is_unknown = False  # stays so: a later try that fails says nothing about the commit of an earlier one
         for done in count(1):
             try:
@@ -139,7 +152,7 @@ class PostgresBackend(SqlBackend):
                     is_unknown = is_unknown or transaction.is_unknown
                     may_repeat = done <= LOST_REPEATS and (is_keyed or not is_unknown)
                 else:
-                    may_repeat = done <= COLLISION_REPEATS and is_collision(exc)
+                    may_repeat = done <= collisions and is_collision(exc)
                 if not may_repeat:
                     raise translate(exc, self._address.url, is_unknown=is_unknown) from exc
                 # A little longer each time, and not the same for all who collided.
@@ -182,16 +195,16 @@ class PostgresBackend(SqlBackend):
             return [None] * len(batch)
         sql, values = append_call(sealed)
         transaction = Transaction(
-            lambda tx: tx.all(sql, values), self._settings, is_write=True, is_single=True
+            lambda tx: tx.call(sql, values), self._settings, is_write=True, is_single=True
         )
         try:
-            answers = self._repeatedly(transaction, is_keyed=True)
-        except InvalidInput:
-            # The long way looks at them one by one, and refuses the one that is invalid.
-            return [None] * len(batch)
+            answers = self._repeatedly(transaction, is_keyed=True, collisions=0)
+        except (Collided, InvalidInput):
+            # The long way looks at them one by one, and refuses the one that is outdated or invalid.
+            answers = [False] * len(sealed)
         stored = {
             (save.row.session, save.row.seq): self._settled(save, is_stored)
-            for save, (is_stored,) in zip(sealed, answers, strict=True)
+            for save, is_stored in zip(sealed, answers, strict=True)
         }
         return [None if save is None else stored[save.row.session, save.row.seq] for save in found]
 
@@ -225,11 +238,23 @@ class PostgresBackend(SqlBackend):
         if fence is None and "annotate_checkpoint" in self._functions:
             given = (uid, column_of(target), kind, name, data, time_us, digest(data))
             call = Transaction(
-                lambda tx: tx.one(_ANNOTATE, given), self._settings, is_write=True, is_single=True
+                lambda tx: tx.call(_ANNOTATE, given), self._settings, is_write=True, is_single=True
             )
-            if self._repeatedly(call, is_keyed=False) == (True,):
+            if self._repeatedly(call, is_keyed=False) == [True]:
                 return True
         return super().annotate(uid, target, kind, name, data, time_us=time_us, replace=replace, fence=fence)
+
+    def annotations(
+        self, uid: str, targets: Sequence[Target] | None = None, kind: str | None = None
+    ) -> list[Annotation]:
+        """As everywhere. Those of one kind that one checkpoint has are read by one statement."""
+        rows = []
+        if kind is not None and targets is not None and len(targets) == 1 and isinstance(targets[0], str):
+            given = (targets[0], kind, targets[0], uid)
+            rows = self._read_one(lambda tx: tx.all(_ANNOTATIONS, given))
+        if not rows:  # others are asked for, or there is no such session, as far as its row tells
+            return super().annotations(uid, targets, kind)
+        return [annotation_from(row) for row in rows if row[0] is not None]
 
     def _let_a_crash_undo(self, tx: Connection) -> None:
         tx.put("SET LOCAL synchronous_commit = off")

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import msgspec
 
-from stepkeep.codec.integrity import chain_of
+from stepkeep.codec.integrity import chain_of, row_digest
 from stepkeep.errors import StepkeepError
 from stepkeep.model import Status
 from stepkeep.storage.port import ANY_HEAD, Append, Body, HeaderRow, Seal
 from stepkeep.storage.postgres.migrations import GIVEN
-from stepkeep.storage.sql.checkpoints import SessionRows
+from stepkeep.storage.sql.checkpoints import advance
 from stepkeep.storage.sql.connection import Query, Row, marks
 from stepkeep.storage.sql.row_mapping import BRANCH_FIELDS, SESSION_FIELDS
 
@@ -103,9 +103,11 @@ def _sealed(head: CachedHead | None, item: Append, seal: Seal) -> SealedSave | N
         raw = seal(draft, seq, parents, [head.chain] * len(parents))
     except (StepkeepError, UnicodeEncodeError):
         return None  # the long way refuses it, with a reason
-    rows = SessionRows(head.sid, head.session, head.session[_LAST_SEQ])
-    rows.advance(draft, seq, list(head.branch[:-1]), chain_of(raw))
-    (after,) = (CachedHead(*left) for left in rows.left())
+    session, branch = list(head.session[:-1]), list(head.branch[:-1])
+    advance(session, branch, draft, seq)
+    after = CachedHead(
+        head.sid, (*session, row_digest(*session)), (*branch, row_digest(*branch)), chain_of(raw)
+    )
     row = HeaderRow(id=draft.id, session=draft.session, seq=seq, branch=draft.branch, raw=raw)
     return SealedSave(item, row, head, after)
 

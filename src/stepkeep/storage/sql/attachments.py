@@ -13,7 +13,8 @@ from stepkeep.storage.sql.connection import Conditions, Connection, Query, Row, 
 
 # --- annotations -----------------------------------------------------------------------------------------------
 
-_COLUMNS = "target, kind, name, data, time_us, digest"
+ANNOTATION_COLUMNS = ("target", "kind", "name", "data", "time_us", "digest")
+_COLUMNS = ", ".join(ANNOTATION_COLUMNS)
 _LOCATION = "sid = ? AND target = ? AND kind = ? AND name = ?"
 
 
@@ -57,12 +58,15 @@ def read_annotations(
     rows = sorted(
         tx.all(f"SELECT number, {_COLUMNS} FROM annotations{where}", where.values), key=_when_attached
     )
-    return [
-        Annotation(
-            target=_target_of(target), kind=kind, name=name, data=bytes(data), time_us=time_us, digest=stored
-        )
-        for _, target, kind, name, data, time_us, stored in rows
-    ]
+    return [annotation_from(row[1:]) for row in rows]
+
+
+def annotation_from(row: Row) -> Annotation:
+    """An annotation from the columns of `ANNOTATION_COLUMNS`."""
+    target, kind, name, data, time_us, stored = row
+    return Annotation(
+        target=_target_of(target), kind=kind, name=name, data=bytes(data), time_us=time_us, digest=stored
+    )
 
 
 def _when_attached(row: Row) -> tuple[int, int]:

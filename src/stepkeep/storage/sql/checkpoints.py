@@ -103,6 +103,17 @@ class DamagedPage(Exception):
     """The database itself is damaged where a save would go."""
 
 
+def advance(session: list[Any], branch: list[Any], header: Header, seq: int) -> None:
+    """Make the columns of a session and of its branch what a save leaves."""
+    is_finished = header.status.is_finished
+    session[_UPDATED] = max(session[_UPDATED], header.time_us)
+    session[_STATUS] = str(header.status)
+    session[_FINISHED] = header.time_us if is_finished else None
+    session[_ERROR] = session[_ERROR] if is_finished else None
+    session[_LAST_SEQ] = seq
+    branch[_HEAD], branch[_HEAD_SEQ] = header.id, seq
+
+
 class SessionRows:
     """A session, and those of its branches that were saved to, as columns that follow the saves.
 
@@ -129,14 +140,7 @@ class SessionRows:
         self, header: Header, seq: int, branch: list[Any], chain: str, stored: Sequence[port.Body] = ()
     ) -> None:
         """What a save makes of its session and branch."""
-        is_finished = header.status.is_finished
-        columns = self.columns
-        columns[_UPDATED] = max(columns[_UPDATED], header.time_us)
-        columns[_STATUS] = str(header.status)
-        columns[_FINISHED] = header.time_us if is_finished else None
-        columns[_ERROR] = columns[_ERROR] if is_finished else None
-        columns[_LAST_SEQ] = seq
-        branch[_HEAD], branch[_HEAD_SEQ] = header.id, seq
+        advance(self.columns, branch, header, seq)
         self.branches[header.branch] = branch
         self.chains[header.branch] = chain
         self._changed.add(header.branch)
