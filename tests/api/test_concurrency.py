@@ -285,7 +285,7 @@ def interleaved(store: stepkeep.Store, monkeypatch: pytest.MonkeyPatch) -> Inter
 
 
 def fill(session: stepkeep.Session, count: int) -> list[str]:
-    return [session.save({"n": n, "text": "same words " * 60}).id for n in range(count)]
+    return [session.save({"n": n, "text": "same words " * 120}).id for n in range(count)]
 
 
 def test_a_base_that_is_swept_before_the_commit_is_answered_with_a_keyframe(
@@ -302,8 +302,8 @@ def test_a_base_that_is_swept_before_the_commit_is_answered_with_a_keyframe(
             assert other.engine.backend.bodies(session.uid) == []
 
     interleaved.before_next_commit(sweep)
-    fourth = session.save({"n": 3, "text": "same words " * 60})
-    fifth = session.save({"n": 4, "text": "same words " * 60})
+    fourth = session.save({"n": 3, "text": "same words " * 120})
+    fifth = session.save({"n": 4, "text": "same words " * 120})
     assert [batch[0].bodies[0].base for batch in interleaved.batches[3:]] == [ids[2], None, fourth.id]
     assert (fourth.seq, fifth.seq) == (4, 5)
     assert session.load(4).state["n"] == 3
@@ -322,7 +322,7 @@ def test_a_base_that_is_only_hidden_still_serves(
             other.engine.backend.sweep(session=session.uid)
 
     interleaved.before_next_commit(remove)
-    session.save({"n": 3, "text": "same words " * 60})
+    session.save({"n": 3, "text": "same words " * 120})
     assert interleaved.batches[-1][0].bodies[0].base == ids[2]
     assert session.load(3).state["n"] == 2
     assert session.load(4).state["n"] == 3
@@ -342,7 +342,7 @@ def test_a_whole_group_whose_base_is_swept_is_sent_again(
 
     interleaved.before_next_commit(sweep)
     with session._engine._committer._leader:
-        pending = [session.save({"n": n, "text": "same words " * 60}, wait=False) for n in range(3, 9)]
+        pending = [session.save({"n": n, "text": "same words " * 120}, wait=False) for n in range(3, 9)]
     assert [each.result().seq for each in pending] == [4, 5, 6, 7, 8, 9]
     assert [session.load(seq).state["n"] for seq in range(4, 10)] == [3, 4, 5, 6, 7, 8]
     assert session.verify().is_intact
@@ -417,7 +417,7 @@ def test_a_blob_is_kept_by_every_member_that_names_it(
     """A delta lists only the blobs its base does not keep; when the base is pruned the blob stays (V5)."""
     engine = store.engine
     blob = engine.make_blob(b"kept " * 50)
-    noise = random.Random(7).randbytes(400).hex().encode()
+    noise = random.Random(7).randbytes(800).hex().encode()
     ids = []
     for n in range(3):
         body = NewBody(b'{"text":"' + noise + b'%d"}' % n, "json", frozenset({blob.digest}))
@@ -435,13 +435,13 @@ def test_a_deleted_base_is_not_brought_back_by_a_late_saver(
     session: stepkeep.Session, url: str, path: Path
 ) -> None:
     """Someone deltas against a checkpoint between its re-encoding and its removal: the bytes still go."""
-    secret = session.save({"n": 0, "text": "same words " * 60, "secret": os.urandom(40).hex()})
+    secret = session.save({"n": 0, "text": "same words " * 120, "secret": os.urandom(40).hex()})
     with stepkeep.open(url) as deleter:
         backend = deleter.engine.backend
         remove = backend.remove
 
         def late(*arguments: Any, **options: Any) -> Any:
-            session.save({"n": 1, "text": "same words " * 60})
+            session.save({"n": 1, "text": "same words " * 120})
             return remove(*arguments, **options)
 
         backend.remove = late  # type: ignore[method-assign]

@@ -159,7 +159,7 @@ def test_a_required_checkpoint_must_exist(session: stepkeep.Session) -> None:
 
 def test_a_repeat_among_background_saves_keeps_the_order(session: stepkeep.Session) -> None:
     """A repeated save stores nothing; what was saved after it still comes in order, and the last one is latest."""
-    text = "same words " * 60
+    text = "same words " * 120
     session.save({"n": 1, "text": text}, idempotency_key="a")
     with session._engine._committer._leader:
         pending = [

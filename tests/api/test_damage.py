@@ -25,15 +25,15 @@ def origin(tmp_path: Path) -> Path:
     path = tmp_path / "origin" / "h.db"
     with stepkeep.open(path) as store:
         session = store.session(KEY, profile="archive", project="p", metadata={"m": 1})
-        ids = [session.save({"n": n, "text": "same words " * 60}, step=n, tags=["t"]).id for n in (1, 2, 3)]
+        ids = [session.save({"n": n, "text": "same words " * 120}, step=n, tags=["t"]).id for n in (1, 2, 3)]
         session.save({"n": 4}, branch="side", parents=[ids[1]], idempotency_key="key", external_id="ext")
-        session.save({"n": 5, "text": "same words " * 60})
-        session.save({"n": 6, "text": "same words " * 60}, message="last")
+        session.save({"n": 5, "text": "same words " * 120})
+        session.save({"n": 6, "text": "same words " * 120}, message="last")
         session.delete(ids[0])
     return path
 
 
-STATES = {n: {"n": n, "text": "same words " * 60} for n in (2, 3, 5, 6)} | {4: {"n": 4}}
+STATES = {n: {"n": n, "text": "same words " * 120} for n in (2, 3, 5, 6)} | {4: {"n": 4}}
 
 
 @contextmanager

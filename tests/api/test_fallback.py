@@ -196,7 +196,7 @@ def test_what_is_in_memory_is_returned_only_with_its_record_intact(
     with stepkeep.open(f"sqlite:{path}") as other:
         saver = session if is_saved else other.get("memory")
         for number in range(3):
-            saver.save({"n": number, "text": "same words " * 60})
+            saver.save({"n": number, "text": "same words " * 120})
     newest = session.latest()
     assert newest is not None
     assert newest.fallback is None
@@ -211,7 +211,7 @@ def test_what_is_in_memory_is_returned_only_with_its_record_intact(
 def test_a_fallback_uses_what_is_in_memory_too(store: stepkeep.Store, path: Path) -> None:
     """What loads by its id is what `latest` falls back to, though another process saved the damaged head."""
     session = store.session("s")
-    text = "long enough for a delta " * 40
+    text = "long enough for a delta " * 60
     first = session.save({"n": 1, "text": text})
     second = session.save({"n": 2, "text": text})
     with stepkeep.open(f"sqlite:{path}") as other:
