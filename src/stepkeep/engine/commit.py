@@ -140,8 +140,8 @@ class Committer:
             )
             raise
         finally:
-            for queued in taken:
-                self._busy.discard(queued.item.draft.session)
+            with self._taking:  # else one of two appends of a session could be left, and the later one taken
+                self._busy.difference_update(queued.item.draft.session for queued in taken)
         return bool(taken)
 
     def _attempt(self, batch: list[Queued]) -> list[Queued]:
