@@ -476,6 +476,7 @@ class AsyncKeys(_Facade[Keys]):
     add = _writes(Keys.add)
     remove = _writes(Keys.remove)
     rotate = _writes(Keys.rotate)
+    rekey = _writes(Keys.rekey)
 
 
 class AsyncWorkflows(_Facade[Workflows]):

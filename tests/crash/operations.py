@@ -215,6 +215,48 @@ def copy_has_all(store: Store, root: Path) -> list[str]:
         return [*wrong, *(each.message for each in copy.verify().findings)]
 
 
+def sealed_six(store: Store, root: Path) -> None:
+    """An encrypted store with a session in it that has everything."""
+    store.session("r", profile="archive").save({"n": 1})
+    with sealed(root, encrypt=True) as other:
+        run = other.session("r", profile="archive", metadata={"of": "r"})
+        for n in range(1, 7):
+            run.save(text_of(n), message=str(n), details={"n": n})
+        other.engine.annotate(run.uid, run.latest().header.id, "note", "n", b"noted")
+        other.session("other", profile="archive").save({"other": True})
+
+
+def sealed(root: Path, *, encrypt: bool = False) -> Store:
+    backend = SqliteBackend(root / SEALED, busy_seconds=BUSY_SECONDS)
+    return Store(unlocked(backend, lambda: SECRET, encrypt=encrypt))
+
+
+def rekey(store: Store, root: Path, say: Say) -> None:
+    """Done again, it goes on where it was stopped; once it is done, it is not begun anew."""
+    with sealed(root) as other:
+        if other.keys.rekey(dry_run=True).key == 1 or not other.keys.rekey(dry_run=True).is_done:
+            report = other.keys.rekey()
+            if not report.is_done:
+                raise BackendUnavailable(str(report))
+
+
+def sealed_is_whole(store: Store, root: Path) -> list[str]:
+    """Everything can be read, whatever it is encrypted with."""
+    with sealed(root) as other:
+        run = other.get("r")
+        wrong = [str(n) for n in range(1, 7) if run.at(f"#{n}").state != text_of(n)]
+        notes = [note.data for note in other.engine.backend.annotations(run.uid)]
+        if wrong or run.info.metadata != {"of": "r"} or notes != [b"noted"]:
+            wrong.append(f"{run.info} {notes}")
+        return [*wrong, *(each.message for each in other.verify().findings)]
+
+
+def old_key_is_gone(store: Store, root: Path) -> list[str]:
+    with sealed(root) as other:
+        keys = list(other.engine.backend.keyring.keys.keys)
+    return [] if keys == [2] else [f"the store has the data keys {keys}"]
+
+
 KEPT = "kept.db"
 
 
@@ -335,6 +377,14 @@ OPERATIONS = {
             kinds=(SQLITE,),
             at_any_time=copy_is_sealed,
             when_done=copy_has_all,
+        ),
+        Operation(
+            "rekey",
+            sealed_six,
+            rekey,
+            kinds=(SQLITE,),
+            at_any_time=sealed_is_whole,
+            when_done=old_key_is_gone,
         ),
         Operation("backup put back", backed_up, put_back, kinds=(SQLITE,), at_any_time=replaced_is_kept),
         Operation("restore", three, restore),

@@ -92,3 +92,17 @@ def test_a_store_that_is_away_gets_its_events_later(agent: EncryptedAgent, tmp_p
         assert marked_files(tmp_path) == []
     agent.hook("SessionStart", source="compact")
     assert agent.spooled == []
+
+
+def test_what_waits_comes_in_after_the_data_key_changed(agent: EncryptedAgent, tmp_path: Path) -> None:
+    """It is encrypted with a key that stays: nobody can encrypt anew what lies outside the store."""
+    agent.hook("UserPromptSubmit", prompt=f"Repair {MARK}")
+    with agent.locked():
+        agent.tool()
+        assert len(agent.spooled) == 1
+    with agent.store() as store:
+        assert store.keys.rekey().is_done
+    back = agent.hook("SessionStart", source="compact")
+    assert f"make {MARK}" in back.context
+    assert agent.spooled == []
+    assert marked_files(tmp_path) == []

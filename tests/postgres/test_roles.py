@@ -221,3 +221,41 @@ def test_the_project_of_the_url_gives_way_to_an_explicit_one(url: str) -> None:
         assert store.session("given", project="other").info.project == "other"
         assert store.session("new").info.project == "billing"
         assert store.session("given").info.project == "other"
+
+
+# --- an encrypted store ---
+
+
+def test_the_application_role_works_on_while_the_owner_changes_the_data_key(
+    postgres: Server, database: str
+) -> None:
+    """It needs no right to change the keys for it, and has none."""
+    url = {user: postgres.url(user=user, database=database) for user in ("stepkeep_owner", "stepkeep_app")}
+    with stepkeep.open(url["stepkeep_owner"], key=b"k" * 32, encrypt=True) as owner:
+        app = stepkeep.open(url["stepkeep_app"], key=b"k" * 32)
+        run = app.session("run", metadata={"of": "run"})
+        for number in range(3):
+            header = run.save({"n": number})
+        app.engine.annotate(run.uid, header.id, "k", "n", b"note")
+        with pytest.raises(BackendUnavailable) as refusal:
+            app.keys.rekey()
+        assert refusal.value.code == "access_denied"
+        assert owner.keys.rekey().is_done
+        app.engine.annotate(run.uid, header.id, "k", "m", b"note")
+        run.save({"n": 3})
+        app.session("new", metadata={"of": "new"}).save({"n": 0})
+        app.close()
+    with stepkeep.open(url["stepkeep_app"], key=b"k" * 32) as store:
+        assert store.get("run").latest().state == {"n": 3}
+        assert store.verify().is_intact
+
+
+def test_who_does_not_see_all_sessions_cannot_change_the_data_key(postgres: Server, apart: str) -> None:
+    """The sessions of other projects would be unreadable without the key that goes."""
+    url = postgres.url(user="stepkeep_owner", database=apart, project="mine")
+    with stepkeep.open(url, key=b"k" * 32, encrypt=True) as store:
+        store.session("run").save({"n": 1})
+        with pytest.raises(stepkeep.Unsupported) as refusal:
+            store.keys.rekey()
+        assert refusal.value.code == "sessions_hidden"
+        assert store.keys.rekey(dry_run=True).key == 1

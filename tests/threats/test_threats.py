@@ -59,6 +59,11 @@ ELSEWHERE = {
         "maintenance/test_encrypted_backup.py::test_nothing_in_clear_lies_at_the_destination",
         "maintenance/test_scheduled_backup.py::test_who_is_told_to_end_leaves_nothing_unfinished",
     ],
+    "who kept a key of an encrypted store": [
+        "encryption/test_rekey.py::test_everything_is_encrypted_anew_and_nothing_else_changes",
+        "encryption/test_rekey.py::test_nothing_is_encrypted_with_the_old_key_any_more",
+        "encryption/test_rekey.py::test_who_had_it_open_saves_with_the_new_key_and_reads_it",
+    ],
     "a backup that is none": [
         "maintenance/test_object_backup.py::test_killed_after_every_request_it_is_a_backup_or_none",
         "maintenance/test_object_backup.py::test_a_network_that_cuts_connections_makes_no_half_backup",

@@ -183,6 +183,7 @@ if TYPE_CHECKING:
         count_copied as count_copied,
     )
     from stepkeep.maintenance.prune import Pruned as Pruned, PruneReport as PruneReport
+    from stepkeep.maintenance.rekey import RekeyReport as RekeyReport
     from stepkeep.maintenance.metrics import Stats as Stats, prometheus as prometheus
     from stepkeep.maintenance.status import (
         NextClean as NextClean,
@@ -349,6 +350,7 @@ _NAMES_BY_MODULE = {
     "maintenance.copying": "CopyReport RecoverReport count_copied",
     "maintenance.metrics": "Stats prometheus",
     "maintenance.prune": "PruneReport Pruned",
+    "maintenance.rekey": "RekeyReport",
     "maintenance.status": "NextClean SessionStatus SessionUsage StoreStatus",
     "maintenance.verify": "VerifyReport",
     "model": "Branch Header SessionError SessionInfo Status Trigger TriggerKind",

@@ -129,11 +129,12 @@ class _Stores:
             if self._own is None and not noted:
                 self.own()
             if self._own is not None:
-                return cipher_of(self._own.engine.backend)
+                cipher = cipher_of(self._own.engine.backend)
+                return None if cipher is None else cipher.outside()
             key = key_of(self.environ)
             if key is None or not noted:
                 raise OSError("the store is encrypted, and there is no key")
-            return cipher_by(noted, key)
+            return cipher_by(noted, key).outside()
         except StepkeepError as exc:
             raise OSError("the store is encrypted, and its key cannot be used") from exc
 

@@ -42,7 +42,7 @@ from stepkeep.recording.coding_agents.hook_process import hook_trouble
 from stepkeep.recording.coding_agents.installing import hooks_status
 from stepkeep.secrets import url_without_password
 from stepkeep.storage.disk import NETWORK_TYPES, file_system_type
-from stepkeep.storage.key_slots import unlocked
+from stepkeep.storage.key_slots import has_keys, unlocked
 from stepkeep.storage.port import SessionQuery, TellsFacts
 from stepkeep.storage.sqlite import OLDEST_SQLITE
 from stepkeep.storage.urls import database_file, directory_of, open_backend
@@ -232,6 +232,7 @@ def _store(url: str, settings: Settings, full: bool, trial: bool, progress: Prog
     checks = {  # generators: each looks only below, where it may fail
         "store": _contents(engine),
         "durability": _facts(engine),
+        "encryption": _encryption(engine),
         "files": _stuck(engine),
         "budget": _budget(engine, settings),
         "backup": _backup(engine),
@@ -286,6 +287,19 @@ def _facts(engine: Engine) -> Found:
         message = f"the write-ahead log has grown to {size(facts.log_bytes)}"
         advice = "a program reads from the store all the time: end it, then `stepkeep prune`"
         yield _warning("log", message, advice)
+
+
+def _encryption(engine: Engine) -> Found:
+    if not has_keys(engine.backend):
+        return
+    from stepkeep.maintenance.rekey import progress_of  # few stores are
+
+    report = progress_of(engine.backend)
+    if report.is_done:
+        yield _ok("encryption", f"everything is encrypted, with data key {report.key}")
+    else:
+        message = f"an older data key is still in the store, {count(report.left, 'record')} need it"
+        yield _warning("encryption", message, "`stepkeep key rekey` goes on")
 
 
 def _stuck(engine: Engine) -> Found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from stepkeep.engine import Engine
@@ -13,6 +13,7 @@ from stepkeep.storage.port import Backend, Key, Locked
 
 if TYPE_CHECKING:
     from stepkeep.maintenance.copying import CopyReport, RecoverReport
+    from stepkeep.maintenance.rekey import RekeyReport
     from stepkeep.maintenance.verify import Progress
 
 
@@ -79,6 +80,32 @@ class Keys:
     def rotate(self, key: Key) -> SlotInfo:
         """Another key in place of the one that this store was opened with."""
         return told([self._ring.rotate(key, now_us=self._engine.clock())], self._ring.slot)[0]
+
+    def rekey(
+        self,
+        *,
+        drop_slots: bool = False,
+        dry_run: bool = False,
+        progress: Callable[[float], None] | None = None,
+    ) -> RekeyReport:
+        """Give the store a new data key, and encrypt everything with it that was encrypted with another.
+
+        Saves use the new key at once, in every process that has the store open. The rest goes on beside them in small
+        transactions; stopped anywhere, it is finished by the next call. Then the old key leaves the store: who kept it
+        can read nothing any more. With `dry_run` only what is left to do is told, which needs no key. `progress` gets
+        the part that is done, from 0 to 1.
+
+        Raises:
+            NotFound: the store is not encrypted (`not_encrypted`).
+            Conflict: there are slots beside the one that opened the store, into which the new key cannot be put
+                (`other_slots`); with `drop_slots` they are removed.
+        """
+        from stepkeep.maintenance.rekey import progress_of, rekey
+
+        _record(self._engine.backend)
+        if dry_run:
+            return progress_of(self._engine.backend)
+        return rekey(self._engine, self._ring, drop_slots=drop_slots, progress=progress)
 
     @property
     def _ring(self) -> Keyring:

@@ -1,4 +1,4 @@
-"""The keys of an encrypted store: `key init`, `list`, `add`, `remove`, `rotate`."""
+"""The keys of an encrypted store: `key init`, `list`, `add`, `remove`, `rotate`, `rekey`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from typing import Any, Final
 import click
 
 from stepkeep import api
-from stepkeep.cli.app import CommandGroup, CommonOptions, command
-from stepkeep.cli.naming import BUSY_SECONDS, opened, opened_without_key
-from stepkeep.cli.printing import lines
+from stepkeep.cli.app import DAMAGE, CommandGroup, CommonOptions, command
+from stepkeep.cli.naming import BUSY_SECONDS, opened, opened_without_key, told_to_end
+from stepkeep.cli.printing import ProgressLine, lines
 from stepkeep.model import from_us
-from stepkeep.text import clean
+from stepkeep.text import clean, count
 
 EXAMPLE: Final = """\
 stepkeep key init --new-file ~/.config/stepkeep/key --store sqlite:agent.db
 export STEPKEEP_KEY_FILE=~/.config/stepkeep/key
 stepkeep key add --passphrase --label "in the safe"
 stepkeep key list"""
+
+REKEY_EXAMPLE: Final = """\
+stepkeep key rotate --new-file ~/.config/stepkeep/key-2027
+stepkeep key rekey --drop-slots"""
 
 
 @click.group("key", cls=CommandGroup, example=EXAMPLE)
@@ -82,9 +86,23 @@ def _print_made(url: str, new_file: str | None, slots: list[api.SlotInfo]) -> No
 
 @command("list", "stepkeep key list", group=key)
 def list_(settings: CommonOptions) -> None:
-    """List the slots of the store. Needs no key."""
+    """List the slots of the store, and whether its data key is being changed. Needs no key."""
     with opened_without_key(settings) as store:
-        settings.show(list(store.keys.list()), _print_slots)
+        settings.show(list(store.keys.list()), lambda slots: _print_all(slots, store))
+
+
+def _print_all(slots: list[api.SlotInfo], store: api.Store) -> None:
+    _print_slots(slots)
+    report = store.keys.rekey(dry_run=True)
+    if not report.is_done:
+        lines([_unfinished(report)])
+
+
+def _unfinished(report: api.RekeyReport) -> str:
+    return (
+        f"Data key {report.key} is taking the place of an older one, {count(report.left, 'record')} left: "
+        "`stepkeep key rekey` goes on"
+    )
 
 
 def _print_slots(slots: list[api.SlotInfo]) -> None:
@@ -135,3 +153,37 @@ def rotate(
     with opened(settings) as store:
         rotated = store.keys.rotate(_needed(_given(file, new_file, shell, passphrase)))
     settings.show(rotated, lambda slot: lines([_slot_line(slot)]))
+
+
+@command("rekey", REKEY_EXAMPLE, group=key)
+@click.option("--drop-slots", is_flag=True, help="Remove all slots but the one that this command uses.")
+@click.option("--dry-run", is_flag=True, help="Only tell what is left to do. Needs no key.")
+def rekey(settings: CommonOptions, drop_slots: bool, dry_run: bool) -> int:
+    """Give the store a new data key, and encrypt everything anew with it, while the store is in use.
+
+    Who kept the old key can then read nothing any more. The new key can only be put into the slot that this command
+    uses: other slots are refused unless --drop-slots removes them; add them again afterwards. It can be stopped at any
+    time; called again, it goes on. Exits with 4 when damaged records keep the old key in the store.
+    """
+    if dry_run:
+        with opened_without_key(settings) as store:
+            report = store.keys.rekey(dry_run=True)
+    else:
+        with told_to_end(), opened(settings) as store, ProgressLine("encrypting anew", 100) as progress:
+            report = store.keys.rekey(drop_slots=drop_slots, progress=progress.reached)
+    settings.show(report, lambda report: _print_rekeyed(report, dry_run))
+    return DAMAGE if report.damaged else 0
+
+
+def _print_rekeyed(report: api.RekeyReport, dry_run: bool) -> None:
+    if report.damaged:
+        text = (
+            f"{count(report.damaged, 'record')} could not be read: the old key stays, see `stepkeep verify`"
+        )
+    elif not report.is_done:
+        text = _unfinished(report)
+    elif dry_run:
+        text = f"Everything is encrypted with data key {report.key}"
+    else:
+        text = f"Encrypted {count(report.renewed, 'record')} anew with data key {report.key}; the old key is gone"
+    lines([text])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from base64 import b64decode, b64encode, urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
 from hashlib import sha256
 from typing import Any, Final
 
@@ -43,12 +44,29 @@ class KeySet(msgspec.Struct, frozen=True):
     def newest(self) -> int:
         return max(self.keys)
 
+    def older(self) -> KeySet:
+        """Without the newest data key."""
+        return KeySet(self.names, {number: key for number, key in self.keys.items() if number != self.newest})
+
+    def current(self) -> KeySet:
+        """With the newest data key only."""
+        return KeySet(self.names, {self.newest: self.keys[self.newest]})
+
     def __repr__(self) -> str:
         return f"<KeySet of {len(self.keys)} data keys>"  # keys must not reach a log
 
 
+MAX_KEYS: Final = 255
+"""The number of a data key is one byte."""
+
+
 def new_keys() -> KeySet:
     return KeySet(os.urandom(KEY_BYTES), {1: os.urandom(KEY_BYTES)})
+
+
+def with_new_key(keys: KeySet) -> KeySet:
+    """The key set with a data key more, which is the newest."""
+    return KeySet(keys.names, {**keys.keys, keys.newest + 1: os.urandom(KEY_BYTES)})
 
 
 def pack_keys(keys: KeySet) -> bytes:
@@ -91,15 +109,38 @@ def place(*parts: Any) -> bytes:
     return _encode((_VERSION, *parts))
 
 
-class Cipher:
-    """What a key set can do. Safe for threads."""
+def mark_of(key: int) -> bytes:
+    """What a record that is encrypted with the data key of that number begins with."""
+    return bytes((_VERSION, key))
 
-    def __init__(self, keys: KeySet) -> None:
+
+class Cipher:
+    """What a key set can do. Safe for threads.
+
+    `refresh` gives the key set anew, where the store may have got another data key since: it is asked for a record that
+    was encrypted with one that is not known here. Keys that were known are not forgotten.
+    """
+
+    def __init__(self, keys: KeySet, refresh: Callable[[], KeySet] | None = None) -> None:
+        self._names = keys.names
         self._keys = keys.keys
-        self._newest = keys.newest
-        self._start = bytes((_VERSION, self._newest))
+        self._refresh = refresh
+        self.newest = keys.newest
         self._siv = AESSIV(hkdf(keys.names, salt=b"", info=b"stepkeep siv", length=2 * KEY_BYTES))
         self._hmac = _Hmac(hkdf(keys.names, salt=b"", info=b"stepkeep hmac"))
+
+    def learn(self, keys: KeySet) -> None:
+        """Know these keys too; the newest of them encrypts from now on."""
+        self._keys = {**self._keys, **keys.keys}
+        self.newest = max(self._keys)
+
+    def outside(self) -> Cipher:
+        """What encrypts that which waits outside the store: with a key that stays when the data key changes."""
+        return Cipher(KeySet(self._names, {0: hkdf(self._names, salt=b"", info=b"stepkeep outside")}))
+
+    def writes_as(self, other: Cipher) -> bool:
+        """Whether both encrypt with the same data key."""
+        return self.newest == other.newest and self._keys[self.newest] == other._keys[other.newest]
 
     def encrypt(self, plain: bytes, at: bytes) -> bytes:
         """The cipher text of a record at a place."""
@@ -110,18 +151,21 @@ class Cipher:
         return self._encrypted(bytes.fromhex(self.commitment(plain, at)), plain, at)
 
     def _encrypted(self, salt: bytes, plain: bytes, at: bytes) -> bytes:
-        made = hkdf(self._keys[self._newest], salt=salt, info=_RECORD, length=KEY_BYTES + NONCE_BYTES)
-        return self._start + salt + AESGCM(made[:KEY_BYTES]).encrypt(made[KEY_BYTES:], plain, at)
+        number = self.newest
+        made = hkdf(self._keys[number], salt=salt, info=_RECORD, length=KEY_BYTES + NONCE_BYTES)
+        text = AESGCM(made[:KEY_BYTES]).encrypt(made[KEY_BYTES:], plain, at)
+        return mark_of(number) + salt + text
 
     def decrypt(self, record: bytes, at: bytes) -> bytes:
         """The plain text of a record.
 
         Raises:
             Corrupt: it is not what was encrypted for this place.
+            InvalidInput: it needs a newer data key, which this one's key does not open any more (`key_wrong`).
         """
         if len(record) < _HEAD_BYTES or record[0] != _VERSION:
             raise Corrupt("the record is not encrypted, or cut")
-        key = self._keys.get(record[1])
+        key = self._keys.get(record[1]) or self._learned(record[1])
         if key is None:
             raise Corrupt(f"the record needs data key {record[1]}, which the store does not have")
         made = hkdf(key, salt=record[2:_HEAD_BYTES], info=_RECORD, length=KEY_BYTES + NONCE_BYTES)
@@ -129,6 +173,20 @@ class Cipher:
             return AESGCM(made[:KEY_BYTES]).decrypt(made[KEY_BYTES:], memoryview(record)[_HEAD_BYTES:], at)
         except InvalidTag:
             raise Corrupt("the record is damaged, or was encrypted for another place") from None
+
+    def _learned(self, number: int) -> bytes | None:
+        if self._refresh is not None:
+            self.learn(self._refresh())
+        return self._keys.get(number)
+
+    @property
+    def mark(self) -> bytes:
+        """What a record that is encrypted with the newest data key begins with."""
+        return mark_of(self.newest)
+
+    def is_current(self, record: bytes) -> bool:
+        """Whether a record is encrypted with the newest data key."""
+        return record.startswith(self.mark)
 
     def encrypt_text(self, plain: bytes, at: bytes) -> str:
         return b64encode(self.encrypt(plain, at)).decode()

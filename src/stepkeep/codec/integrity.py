@@ -96,13 +96,21 @@ def seal(
             _header_decoder.decode(unsealed)  # what cannot be read must never be written
     except (msgspec.MsgspecError, TypeError, UnicodeEncodeError) as exc:
         raise unwritable(draft, exc) from exc
-    body = unsealed[:-1]
     if encrypt is not None:
-        from base64 import b64encode  # few stores are encrypted, and every one is opened
+        return with_cipher(clear := unsealed[:-1], encrypt(clear))
+    return unsealed[:-1] + _chain_member(unsealed)
 
-        record = encrypt(body)
-        body += _CIPHER_OPEN + b64encode(record + _check(body, record)) + b'"'
-    return body + _CHAIN_OPEN + sha256(unsealed).hexdigest().encode() + _CHAIN_CLOSE
+
+def with_cipher(clear: bytes, record: bytes) -> bytes:
+    """The header with that clear part and cipher text. Its chain value is that of the clear part."""
+    from base64 import b64encode  # few stores are encrypted, and every one is opened
+
+    cipher = _CIPHER_OPEN + b64encode(record + _check(clear, record)) + b'"'
+    return clear + cipher + _chain_member(clear + b"}")
+
+
+def _chain_member(unsealed: bytes) -> bytes:
+    return _CHAIN_OPEN + sha256(unsealed).hexdigest().encode() + _CHAIN_CLOSE
 
 
 def _check(clear: bytes, record: bytes) -> bytes:
@@ -128,10 +136,6 @@ def with_chain(sealed: bytes, chain: str) -> bytes:
 def clear_part(sealed: bytes) -> bytes:
     """The bytes of a header before its cipher text; nothing a user wrote is in them."""
     return sealed[: sealed.rfind(_CIPHER_OPEN)]
-
-
-def _digest_of_clear(sealed: bytes) -> bytes:
-    return sha256(clear_part(sealed) + b"}").hexdigest().encode()
 
 
 def cipher_text(header: Header, clear: bytes) -> bytes:
@@ -166,9 +170,8 @@ def open_header(sealed: bytes, *, expect_id: str | None = None) -> Header:
         Unsupported: an intact header of a newer format.
     """
     unsealed = sealed[:-_TAIL] + b"}"
-    tail = _CHAIN_OPEN + sha256(unsealed).hexdigest().encode() + _CHAIN_CLOSE
-    is_encrypted = sealed[-_TAIL:] != tail
-    if is_encrypted and sealed[-_TAIL:] != _CHAIN_OPEN + _digest_of_clear(sealed) + _CHAIN_CLOSE:
+    is_encrypted = sealed[-_TAIL:] != _chain_member(unsealed)
+    if is_encrypted and sealed[-_TAIL:] != _chain_member(clear_part(sealed) + b"}"):
         raise Corrupt("header bytes do not match their digest", checkpoint=expect_id)
     try:
         version = _version_decoder.decode(sealed).v

@@ -25,7 +25,15 @@ from stepkeep.errors import BackendUnavailable, Conflict, Corrupt, InvalidInput,
 from stepkeep.maintenance.object_backup import ObjectBackups, is_object_url, workplace
 from stepkeep.maintenance.verify import Finding, Progress, is_stored, numbers, verify
 from stepkeep.model import Branch, Header, SessionInfo, Status, missing_numbers
-from stepkeep.storage.key_slots import FindKey, has_keys, have_same_keys, no_key, unlocked, with_keys_of
+from stepkeep.storage.key_slots import (
+    FindKey,
+    has_keys,
+    have_same_names,
+    header_for,
+    no_key,
+    unlocked,
+    with_keys_of,
+)
 from stepkeep.storage.port import LOST, Backend, Blob, Body, HeaderQuery, HeaderRow, SessionQuery
 from stepkeep.storage.salvage import salvage
 from stepkeep.storage.sqlite import SqliteBackend
@@ -156,7 +164,7 @@ class _SessionCopy:
             for body in self._encode(header, name, content._replace(blobs=content.blobs & blobs.keys()))
         ]
         target = self._destination.backend
-        raw = seal_plainly(header) if self._is_opened(row) else row.raw
+        raw = self._sealed(row, header)
         stored = target.has_blobs(list(blobs), header.session) if blobs else set()
         return target.adopt(
             header.session,
@@ -166,9 +174,14 @@ class _SessionCopy:
             annotations=self._source.backend.annotations(self._session.uid, [header.id]),
         )
 
-    def _is_opened(self, row: HeaderRow) -> bool:
-        """Whether a header comes decrypted, because the destination has other keys than the source."""
-        return bool(row.opened) and not have_same_keys(self._source.backend, self._destination.backend)
+    def _sealed(self, row: HeaderRow, header: Header) -> bytes:
+        """A header as the destination takes it: as it is, with its chain under another data key, or decrypted."""
+        if not row.opened:
+            return row.raw
+        source, destination = self._source.backend, self._destination.backend
+        if not have_same_names(source, destination):
+            return seal_plainly(header)
+        return header_for(source, row.raw, destination)
 
     def _content(self, header: Header, name: str) -> Base:
         """The verified content of a body, with every blob its records keep alive."""

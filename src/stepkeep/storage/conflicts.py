@@ -169,6 +169,14 @@ def key_missing(url: str) -> InvalidInput:
     )
 
 
+class OtherKey(Conflict):
+    """What was to be stored is encrypted with another data key than the store has now: encrypt it anew."""
+
+
+def other_key(url: str) -> OtherKey:
+    return OtherKey(f"{_shown(url)} has another data key now: open it again", code="keys_changed")
+
+
 def keys_changed(url: str) -> Conflict:
     return Conflict(
         f"somebody else changed the keys of {_shown(url)}: look at them again, then repeat",

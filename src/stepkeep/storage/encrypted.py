@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,13 +18,14 @@ import msgspec
 
 from stepkeep import typed
 from stepkeep.codec import integrity
-from stepkeep.codec.encryption import Cipher, place, record_of
-from stepkeep.errors import Corrupt, StepkeepError
+from stepkeep.codec.encryption import Cipher, mark_of, place, record_of
+from stepkeep.errors import Corrupt, InvalidInput, StepkeepError
 from stepkeep.model import HIDDEN_SHA256, SHA256, Branch, Content, Header, SessionInfo, Status, Trigger
 from stepkeep.policy.retention import IMPORTED, PRUNED, SAFETY_TAG
 from stepkeep.processes import Owner
 from stepkeep.storage import conflicts, port
-from stepkeep.storage.key_slots import Keyring
+from stepkeep.storage.key_slots import Keyring, key_number
+from stepkeep.storage.key_slots import record_of as record_of_keys
 from stepkeep.storage.port import LOST, REBUILT, Annotation, Append, Appended, Backend, Blob, Body, Event
 
 T = TypeVar("T")
@@ -67,7 +69,7 @@ class EncryptedBackend:
     def __init__(self, inner: Backend, keyring: Keyring) -> None:
         self.inner = inner
         self.keyring = keyring
-        self._cipher = Cipher(keyring.keys)
+        self._cipher = Cipher(keyring.keys, keyring.refresh)
         self._last_with_blob: str | None = None
         self.capabilities = inner.capabilities
         self.url = inner.url
@@ -76,6 +78,24 @@ class EncryptedBackend:
     def cipher(self) -> Cipher:
         """What encrypts for this store: events of agents that wait for it are encrypted by it too."""
         return self._cipher
+
+    def _stored(self, store: Callable[[], T]) -> T:
+        """Store what is encrypted in `store`; anew, if the store got another data key meanwhile.
+
+        Raises:
+            InvalidInput: that key is not for this one any more (`key_wrong`).
+        """
+        cipher, admit = self.cipher, self.keyring.keeper.admit_encrypted
+        while True:
+            admit(key := cipher.newest)
+            try:
+                return store()
+            except conflicts.OtherKey:
+                cipher.learn(self.keyring.refresh())
+                if cipher.newest == key:
+                    raise
+            finally:
+                admit(None)
 
     # --- headers
 
@@ -132,6 +152,21 @@ class EncryptedBackend:
 
         return integrity.seal(hidden, header.seq, header.parents, chains, encrypt=encrypt)
 
+    def header_for(self, raw: bytes, cipher: Cipher) -> bytes:
+        """A header of this store as a cipher with the same key for names encrypts it; the same bytes if it did.
+
+        Only the cipher text changes, so it has the same chain value. The same header gives the same bytes again.
+
+        Raises:
+            Corrupt: it is damaged, or not encrypted.
+        """
+        clear = integrity.clear_part(raw)
+        record = integrity.cipher_text(integrity.open_header(raw), clear)
+        if cipher.is_current(record) and cipher.writes_as(self.cipher):
+            return raw
+        at = place("header") + clear
+        return integrity.with_cipher(clear, cipher.encrypt_again(self.cipher.decrypt(record, at), at))
+
     def _chain_of(self, uid: str, checkpoint: str) -> str | None:
         query = port.HeaderQuery(session=uid, ids=(checkpoint,), limit=1)
         row = next(self.inner.headers(query), None)
@@ -179,6 +214,8 @@ class EncryptedBackend:
             return row
         try:
             return replace(row, opened=_encode(self.open_header(row.raw, row.id)))
+        except InvalidInput:
+            raise  # the key is wrong by now, and the header is not damaged
         except (StepkeepError, msgspec.MsgspecError) as exc:
             problem = exc if isinstance(exc, StepkeepError) else Corrupt(str(exc), checkpoint=row.id)
             return replace(row, problem=problem)
@@ -233,8 +270,9 @@ class EncryptedBackend:
 
     def _blob_in(self, uid: str, blob: Blob) -> Blob:
         name = self.cipher.hide(blob.digest, uid)
-        data = self.cipher.encrypt(blob.data, place("blob", uid, name, blob.codec, blob.size))
-        return replace(blob, digest=name, data=data, stored_digest=integrity.digest(data))
+        named = replace(blob, digest=name)
+        data = self.cipher.encrypt(blob.data, _blob_place(uid, named))
+        return replace(named, data=data, stored_digest=integrity.digest(data))
 
     def body(self, uid: str, checkpoint: str, name: str) -> Body | None:
         found = self.inner.body(uid, checkpoint, name)
@@ -255,12 +293,15 @@ class EncryptedBackend:
         return [replace(info, blobs=self._shown(uid, info.blobs)) if info.blobs else info for info in found]
 
     def replace_body(self, uid: str, body: Body, *, expect_digest: str, fence: int | None = None) -> None:
-        stored = self.inner.body(uid, body.checkpoint, body.name)
-        if stored is None:
-            raise conflicts.body_not_found(body)
-        if self._body_out(uid, stored).digest != expect_digest:
-            raise conflicts.body_changed(body)
-        self.inner.replace_body(uid, self._body_in(uid, body), expect_digest=stored.digest, fence=fence)
+        def store() -> None:
+            stored = self.inner.body(uid, body.checkpoint, body.name)
+            if stored is None:
+                raise conflicts.body_not_found(body)
+            if self._body_out(uid, stored).digest != expect_digest:
+                raise conflicts.body_changed(body)
+            self.inner.replace_body(uid, self._body_in(uid, body), expect_digest=stored.digest, fence=fence)
+
+        self._stored(store)
 
     def blob(self, digest: str, session: str | None = None) -> Blob | None:
         for uid in self._sessions_to_ask(session):
@@ -283,7 +324,7 @@ class EncryptedBackend:
     def _blob_out(self, uid: str, digest: str, blob: Blob) -> Blob:
         try:
             integrity.check_stored(blob.data, blob.stored_digest, checkpoint=digest, body="blob")
-            data = self.cipher.decrypt(blob.data, place("blob", uid, blob.digest, blob.codec, blob.size))
+            data = self.cipher.decrypt(blob.data, _blob_place(uid, blob))
         except Corrupt:
             return replace(blob, digest=digest, stored_digest="")
         return replace(blob, digest=digest, data=data, stored_digest=integrity.digest(data))
@@ -303,6 +344,9 @@ class EncryptedBackend:
     # --- checkpoints
 
     def append(self, batch: Sequence[Append], seal: port.Seal) -> list[Appended | StepkeepError]:
+        return self._stored(partial(self._append, batch, seal))
+
+    def _append(self, batch: Sequence[Append], seal: port.Seal) -> list[Appended | StepkeepError]:
         secrets: dict[str, tuple[Append, bytes]] = {}
         opened: dict[str, bytes] = {}
 
@@ -323,7 +367,11 @@ class EncryptedBackend:
                 continue
             secrets[item.draft.id] = item, secret
             items.append(self._append_in(item, hidden))
-        outcomes = iter(self.inner.append(items, sealed) if items else ())
+        stored = self.inner.append(items, sealed) if items else []
+        for outcome in stored:
+            if isinstance(outcome, conflicts.OtherKey):
+                raise outcome  # those that are stored are found when they are sent again
+        outcomes = iter(stored)
         return [
             refused[at] if at in refused else self._outcome(next(outcomes), item, opened)
             for at, item in enumerate(batch)
@@ -382,15 +430,17 @@ class EncryptedBackend:
         header = integrity.open_header(raw)
         if header.cipher:
             self.open_header(raw)  # nothing comes in that is not encrypted with the keys of this store
-        else:
-            raw = self._adopted(header)
-        return self.inner.adopt(
-            uid,
-            raw,
-            bodies=[self._body_in(uid, body) for body in bodies],
-            blobs=[self._blob_in(uid, blob) for blob in blobs],
-            annotations=[self._annotation_in(uid, each) for each in annotations],
-        )
+
+        def store() -> bool:
+            return self.inner.adopt(
+                uid,
+                self.header_for(raw, self.cipher) if header.cipher else self._adopted(header),
+                bodies=[self._body_in(uid, body) for body in bodies],
+                blobs=[self._blob_in(uid, blob) for blob in blobs],
+                annotations=[self._annotation_in(uid, each) for each in annotations],
+            )
+
+        return self._stored(store)
 
     def remove(
         self,
@@ -460,7 +510,7 @@ class EncryptedBackend:
         return replace(branch, metadata=self._data_out(branch.metadata, place("branch", uid, branch.name)))
 
     def create_session(self, session: SessionInfo) -> SessionInfo:
-        return self._session_out(self.inner.create_session(self._session_in(session)))
+        return self._session_out(self._stored(lambda: self.inner.create_session(self._session_in(session))))
 
     def session(self, uid: str) -> SessionInfo:
         return self._session_out(self.inner.session(uid))
@@ -480,9 +530,12 @@ class EncryptedBackend:
         expect_version: int | None = None,
         fence: int | None = None,
     ) -> SessionInfo:
-        hidden = self._fields_in(uid, changes)
         return self._session_out(
-            self.inner.update_session(uid, hidden, expect_version=expect_version, fence=fence)
+            self._stored(
+                lambda: self.inner.update_session(
+                    uid, self._fields_in(uid, changes), expect_version=expect_version, fence=fence
+                )
+            )
         )
 
     def delete_session(
@@ -514,17 +567,23 @@ class EncryptedBackend:
     def set_branch(
         self, uid: str, branch: Branch, *, expect_head: str | None = port.ANY_HEAD, fence: int | None = None
     ) -> Branch:
-        hidden = self._branch_in(uid, branch)
-        return self._branch_out(uid, self.inner.set_branch(uid, hidden, expect_head=expect_head, fence=fence))
+        stored = self._stored(
+            lambda: self.inner.set_branch(
+                uid, self._branch_in(uid, branch), expect_head=expect_head, fence=fence
+            )
+        )
+        return self._branch_out(uid, stored)
 
     def adopt_session(
         self, session: SessionInfo, branches: Sequence[Branch] = (), events: Sequence[Event] = ()
     ) -> SessionInfo:
         uid = session.uid
-        adopted = self.inner.adopt_session(
-            self._session_in(session),
-            [self._branch_in(uid, branch) for branch in branches],
-            [self._event_in(uid, event) for event in events],
+        adopted = self._stored(
+            lambda: self.inner.adopt_session(
+                self._session_in(session),
+                [self._branch_in(uid, branch) for branch in branches],
+                [self._event_in(uid, event) for event in events],
+            )
         )
         return self._session_out(adopted)
 
@@ -563,12 +622,15 @@ class EncryptedBackend:
         replace: bool = False,
         fence: int | None = None,
     ) -> bool:
-        note = self._annotation_in(
-            uid, Annotation(target=target, kind=kind, name=name, data=data, time_us=time_us, digest="")
-        )
-        return self.inner.annotate(
-            uid, note.target, kind, note.name, note.data, time_us=time_us, replace=replace, fence=fence
-        )
+        plain = Annotation(target=target, kind=kind, name=name, data=data, time_us=time_us, digest="")
+
+        def store() -> bool:
+            note = self._annotation_in(uid, plain)
+            return self.inner.annotate(
+                uid, note.target, kind, note.name, note.data, time_us=time_us, replace=replace, fence=fence
+            )
+
+        return self._stored(store)
 
     def annotations(
         self, uid: str, targets: Sequence[port.Target] | None = None, kind: str | None = None
@@ -587,8 +649,10 @@ class EncryptedBackend:
         return replace(event, data=self._data_out(event.data, _event_place(uid, event)))
 
     def record_event(self, uid: str, type: str, data: dict[str, Any], *, time_us: int) -> Event:
-        event = self._event_in(uid, Event(number=0, time_us=time_us, type=type, data=data))
-        recorded = self.inner.record_event(uid, type, event.data, time_us=time_us)
+        event = Event(number=0, time_us=time_us, type=type, data=data)
+        recorded = self._stored(
+            lambda: self.inner.record_event(uid, type, self._event_in(uid, event).data, time_us=time_us)
+        )
         return replace(recorded, data=data)
 
     def events(self, uid: str, *, after: int = 0, limit: int | None = None) -> list[Event]:
@@ -627,6 +691,10 @@ def _body_place(uid: str, body: Body) -> bytes:
     return place("body", uid, body.checkpoint, body.name, body.codec, body.base, body.size, body.is_redundant)
 
 
+def _blob_place(uid: str, blob: Blob) -> bytes:
+    return place("blob", uid, blob.digest, blob.codec, blob.size)
+
+
 def _annotation_place(uid: str, target: port.Target, kind: str, name: str) -> bytes:
     return place("annotation", uid, target, kind, name)
 
@@ -640,6 +708,61 @@ def _clear_metadata(header: Header) -> dict[str, Any]:
     origin = header.metadata.get(IMPORTED)
     adopted_us = origin.get("adopted_us") if isinstance(origin, dict) else None
     return {IMPORTED: {"adopted_us": adopted_us}} if isinstance(adopted_us, int) else {}
+
+
+# --- another data key --------------------------------------------------------------------------------------------
+
+_R = TypeVar("_R", Body, Annotation)
+
+
+class _Renewal:
+    """What is encrypted with an older data key, encrypted with the newest."""
+
+    def __init__(self, backend: EncryptedBackend) -> None:
+        self._backend = backend
+        self._cipher = backend.cipher
+        self.mark = backend.cipher.mark
+
+    def _is_current(self, text: object) -> bool:
+        return text is not None and self._cipher.is_current(record_of(text))
+
+    def session(self, session: SessionInfo) -> SessionInfo:
+        texts = [text for name in _TEXTS if (text := getattr(session, name)) is not None]
+        if all(map(self._is_current, (*texts, session.metadata.get(_CIPHER)))):
+            return session
+        plain = self._backend._session_out(session)
+        # Empty metadata too: who remembers the row as it was must find it changed.
+        metadata = self._backend._data_in(plain.metadata, place("session", session.uid, "metadata"))
+        return replace(self._backend._session_in(plain), metadata=metadata)
+
+    def branch(self, uid: str, branch: Branch) -> Branch:
+        if not branch.metadata or self._is_current(branch.metadata.get(_CIPHER)):
+            return branch
+        return self._backend._branch_in(uid, self._backend._branch_out(uid, branch))
+
+    def event(self, uid: str, event: Event) -> Event:
+        plain = self._backend._event_out(uid, event)
+        if plain is event or self._is_current(event.data.get(_CIPHER)):
+            return event
+        return self._backend._event_in(uid, plain)
+
+    def header(self, raw: bytes) -> bytes:
+        return self._backend.header_for(raw, self._cipher)
+
+    def annotation(self, uid: str, note: Annotation) -> Annotation:
+        return self._anew(note, _annotation_place(uid, note.target, note.kind, note.name))
+
+    def body(self, uid: str, body: Body) -> Body:
+        return self._anew(body, _body_place(uid, body))
+
+    def blob(self, uid: str, blob: Blob) -> Blob:
+        at = _blob_place(uid, blob)
+        data = self._cipher.encrypt(self._cipher.decrypt(blob.data, at), at)
+        return replace(blob, data=data, stored_digest=integrity.digest(data))
+
+    def _anew(self, record: _R, at: bytes) -> _R:
+        data = self._cipher.encrypt(self._cipher.decrypt(record.data, at), at)
+        return replace(record, data=data, digest=integrity.digest(data))
 
 
 # --- a store that is not opened by a key -------------------------------------------------------------------------
@@ -658,6 +781,9 @@ class LockedBackend(EncryptedBackend):
     @property
     def cipher(self) -> Cipher:
         raise conflicts.key_missing(self.url)
+
+    def _stored(self, store: Callable[[], T]) -> T:
+        return store()
 
     def _row(self, row: port.HeaderRow) -> port.HeaderRow:
         return row
@@ -739,6 +865,25 @@ class _ClaimsSessions(EncryptedBackend):
         return None if claimed is None else replace(claimed, session=self._session_out(claimed.session))
 
 
+class RenewingBackend(EncryptedBackend):
+    """An encrypted store that can be given another data key."""
+
+    def _renews(self) -> port.Renews:
+        assert isinstance(self.inner, port.Renews)
+        return self.inner
+
+    def all_sessions(self) -> list[str]:
+        return self._renews().all_sessions()
+
+    def renew(self, uid: str, part: str, after: tuple[Any, ...]) -> port.Renewed:
+        """Encrypt some records of a part of a session with the newest data key, those behind `after`."""
+        return self._stored(lambda: self._renews().renew(uid, part, after, _Renewal(self)))
+
+    def count_older(self) -> int:
+        """How many records with bytes of their own are encrypted with an older data key. Needs no key."""
+        return self._renews().count_older(mark_of(key_number(record_of_keys(self.inner)) or 0))
+
+
 class _LooksOver(EncryptedBackend):
     def _over(self) -> port.LooksOver:
         assert isinstance(self.inner, port.LooksOver)
@@ -766,6 +911,7 @@ _ABILITIES: Final[tuple[tuple[Any, type[EncryptedBackend]], ...]] = (
     (port.BoundsLog, _BoundsLog),
     (port.ClaimsSessions, _ClaimsSessions),
     (port.LooksOver, _LooksOver),
+    (port.Renews, RenewingBackend),
 )
 
 

@@ -57,20 +57,24 @@ class SlotInfo(msgspec.Struct, frozen=True, kw_only=True):
     is_yours: bool
 
 
-class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store keeps of its keys. `id` is the same in copies that share them; `key` numbers the newest data key."""
+class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a store keeps of its keys. `id` is the same in copies that share them; `key` numbers the newest data key.
+
+    While another data key takes the place of older ones, these are in `old`, under the newest: no slot holds them.
+    """
 
     v: int
     id: str
     key: int
     slots: tuple[Slot, ...]
+    old: bytes = b""
 
     def text(self) -> str:
         return msgspec.json.encode(self).decode()
 
     def with_slot(self, keys: KeySet, key: Key, *, label: str, created_us: int) -> KeyRecord:
         """The record with one slot more."""
-        slot = _new_slot(self.id, keys, key, label, created_us)
+        slot = _new_slot(self.id, keys.current(), key, label, created_us)
         return msgspec.structs.replace(self, slots=(*self.slots, slot))
 
     def without_slot(self, id: str) -> KeyRecord:
@@ -95,12 +99,44 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
         """
         for slot in sorted(self.slots, key=lambda slot: slot.kind == PASSPHRASE):  # the quick ones first
             with suppress(Corrupt):
-                return _opened(self.id, slot, key), slot
+                return self._with_old(_opened(self.id, slot, key)), slot
         raise InvalidInput(
             "the key opens no slot of this store: nothing was read. Name another one, see "
             "`stepkeep key list --help`",
             code="key_wrong",
         )
+
+    def _with_old(self, keys: KeySet) -> KeySet:
+        from stepkeep.codec.encryption import KeySet, unpack_keys, unwrap
+
+        if not self.old:
+            return keys
+        old = unpack_keys(unwrap(_key_of_old(keys), self.old, _bound(self.id, "old")))
+        return KeySet(keys.names, {**old.keys, **keys.keys})
+
+    def rekeyed(self, keys: KeySet, slot_id: str, key: Key) -> KeyRecord:
+        """The record for a key set whose newest data key is new. Only the slot is left that the key opens."""
+        from stepkeep.codec.encryption import pack_keys, wrap
+
+        slot = next((each for each in self.slots if each.id == slot_id), None)
+        if slot is None:
+            raise NotFound(f"the key slot {slot_id} is gone: see `stepkeep key list`", code="slot_not_found")
+        return msgspec.structs.replace(
+            self,
+            key=keys.newest,
+            slots=(_filled(self.id, slot, keys.current(), key),),
+            old=wrap(_key_of_old(keys), pack_keys(keys.older()), _bound(self.id, "old")),
+        )
+
+    def without_old(self) -> KeyRecord:
+        """The record when nothing is encrypted with an older data key any more."""
+        return msgspec.structs.replace(self, old=b"")
+
+
+def _key_of_old(keys: KeySet) -> bytes:
+    from stepkeep.codec.encryption import hkdf
+
+    return hkdf(keys.keys[keys.newest], salt=b"", info=b"stepkeep old keys")
 
 
 def new_record(keys: KeySet, key: Key, *, label: str, created_us: int) -> KeyRecord:
@@ -126,6 +162,21 @@ def read_record(text: str) -> KeyRecord:
     return record
 
 
+class _Number(msgspec.Struct):
+    key: int
+
+
+_numbers = typed.json_decoder(_Number)
+
+
+def key_number(text: str | None) -> int | None:
+    """The number of the newest data key, by a key record."""
+    try:
+        return _numbers.decode(text or "").key
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+
+
 def told(slots: Sequence[Slot], yours: str = "") -> tuple[SlotInfo, ...]:
     return tuple(
         SlotInfo(
@@ -140,36 +191,32 @@ def told(slots: Sequence[Slot], yours: str = "") -> tuple[SlotInfo, ...]:
 
 
 def _new_slot(record: str, keys: KeySet, key: Key, label: str, created_us: int) -> Slot:
+    kind = {str: PASSPHRASE, bytes: SECRET}.get(type(key), SERVICE)
+    if isinstance(key, str | bytes):
+        _check(key)
+    empty = Slot(id=os.urandom(6).hex(), kind=kind, label=label, created_us=created_us, salt=b"", wrapped=b"")
+    return _filled(record, empty, keys, key)
+
+
+def _filled(record: str, slot: Slot, keys: KeySet, key: Key) -> Slot:
+    """The slot with this key set in it, under a key that serves for it alone."""
     from stepkeep.codec.encryption import KEY_BYTES, pack_keys, wrap
 
-    id, salt, service = os.urandom(6).hex(), os.urandom(_SALT_BYTES), b""
+    salt, service = os.urandom(_SALT_BYTES), b""
     if isinstance(key, str | bytes):
-        kind = PASSPHRASE if isinstance(key, str) else SECRET
-        wrapping = _derived(kind, _checked(key), salt)
+        wrapping = _derived(slot.kind, key, salt)
     else:
-        kind, wrapping = SERVICE, os.urandom(KEY_BYTES)
+        wrapping = os.urandom(KEY_BYTES)
         service = key.wrap(wrapping)
-    wrapped = wrap(wrapping, pack_keys(keys), _bound(record, id, kind))
-    return Slot(
-        id=id,
-        kind=kind,
-        label=label,
-        created_us=created_us,
-        salt=salt,
-        wrapped=wrapped,
-        service=service,
-    )
+    wrapped = wrap(wrapping, pack_keys(keys), _bound(record, slot.id, slot.kind))
+    return msgspec.structs.replace(slot, salt=salt, wrapped=wrapped, service=service)
 
 
 def _opened(record: str, slot: Slot, key: Key) -> KeySet:
     from stepkeep.codec.encryption import KEY_BYTES, unpack_keys, unwrap
 
     try:
-        if not isinstance(key, str | bytes):
-            wrapping = key.unwrap(slot.service)
-        else:
-            wrapping = _derived(slot.kind, key.encode() if isinstance(key, str) else key, slot.salt)
-        keys = unpack_keys(unwrap(wrapping, slot.wrapped, _bound(record, slot.id, slot.kind)))
+        keys = unpack_keys(unwrap(_wrapping(slot, key), slot.wrapped, _bound(record, slot.id, slot.kind)))
     except Exception as exc:  # whatever a service raises
         raise Corrupt(f"the slot does not open: {exc}") from exc
     if not all(len(each) == KEY_BYTES for each in (keys.names, *keys.keys.values())):
@@ -177,8 +224,12 @@ def _opened(record: str, slot: Slot, key: Key) -> KeySet:
     return keys
 
 
-def _checked(key: str | bytes) -> bytes:
-    """What a new slot is opened by, if it is good for that."""
+def _wrapping(slot: Slot, key: Key) -> bytes:
+    return _derived(slot.kind, key, slot.salt) if isinstance(key, str | bytes) else key.unwrap(slot.service)
+
+
+def _check(key: str | bytes) -> None:
+    """Refuse what is not good for opening a slot."""
     if not key:
         raise InvalidInput("the key is empty", code="key_missing")
     if isinstance(key, bytes) and len(key) < MIN_SECRET_BYTES:
@@ -187,12 +238,12 @@ def _checked(key: str | bytes) -> bytes:
             "`stepkeep key add --new-file FILE`, or give it as a passphrase",
             code="key_too_short",
         )
-    return key.encode() if isinstance(key, str) else key
 
 
-def _derived(kind: str, secret: bytes, salt: bytes) -> bytes:
+def _derived(kind: str, key: str | bytes, salt: bytes) -> bytes:
     from stepkeep.codec.encryption import KEY_BYTES, hkdf
 
+    secret = key.encode() if isinstance(key, str) else key
     if kind == SERVICE:
         raise Corrupt("the slot is opened by a service")
     if kind == SECRET:
@@ -262,18 +313,31 @@ class Keyring:
 
     def __init__(self, keeper: KeepsKeys, key: Key) -> None:
         """Open the store's slots by a key; `InvalidInput` (`key_wrong`) when it fits none."""
-        self._keeper = keeper
+        self.keeper = keeper
         self._key = key
-        self.keys, slot = self.record().opened(key)
+        self._open(self.record())
+
+    def _open(self, record: KeyRecord) -> None:
+        self.keys, slot = record.opened(self._key)
         self.slot = slot.id
-        keeper.admit_encrypted()
 
     def over(self, keeper: KeepsKeys) -> Keyring:
         """The same for another store with the same keys."""
         return Keyring(keeper, self._key)
 
     def record(self) -> KeyRecord:
-        return read_record(self._keeper.key_record() or "")
+        return read_record(self.keeper.key_record() or "")
+
+    def refresh(self) -> KeySet:
+        """The keys as they are now: another process may have given the store a new data key.
+
+        Raises:
+            InvalidInput: the key that opened the store does not open it any more (`key_wrong`).
+        """
+        record = self.record()
+        if record.key != self.keys.newest:
+            self._open(record)
+        return self.keys
 
     def add(self, key: Key, *, label: str, now_us: int) -> Slot:
         """One slot more, opened by another key."""
@@ -295,11 +359,54 @@ class Keyring:
         self._key, self.slot = key, record.slots[-1].id
         return record.slots[-1]
 
-    def _changed(self, change: Callable[[KeyRecord], KeyRecord]) -> KeyRecord:
-        before = self._keeper.key_record()
-        record = change(read_record(before or ""))
-        self._keeper.set_key_record(record.text(), expect=before)
+    def begin_rekey(self, *, drop_slots: bool) -> None:
+        """Give the store a new data key, for all that is saved from now on, unless it just got one.
+
+        Raises:
+            Conflict: there are slots that cannot hold it, because what opens them is not at hand (`other_slots`).
+            Unsupported: a store has had as many data keys as it can (`keys_used_up`).
+        """
+        from stepkeep.codec.encryption import MAX_KEYS, with_new_key
+
+        def begun(now: KeyRecord) -> KeyRecord:
+            if now.old:
+                return now
+            others = [slot for slot in now.slots if slot.id != self.slot]
+            if others and not drop_slots:
+                raise _other_slots(others)
+            if now.key >= MAX_KEYS:
+                raise Unsupported(
+                    f"the store has had {MAX_KEYS} data keys, which is all it can have: copy it into a new one",
+                    code="keys_used_up",
+                )
+            return now.rekeyed(with_new_key(self.keys), self.slot, self._key)
+
+        self._open(self.record())
+        self._open(self._changed(begun))
+
+    def finish_rekey(self) -> None:
+        """Forget the older data keys: nothing is encrypted with them any more."""
+        self._open(self._changed(KeyRecord.without_old, secure=True))
+
+    def _changed(self, change: Callable[[KeyRecord], KeyRecord], *, secure: bool = False) -> KeyRecord:
+        before = self.keeper.key_record()
+        now = read_record(before or "")
+        if now.key != self.keys.newest:
+            self.refresh()  # a slot must hold the newest data key
+        record = change(now)
+        if record != now:
+            self.keeper.set_key_record(record.text(), expect=before, secure=secure)
         return record
+
+
+def _other_slots(slots: Sequence[Slot]) -> Conflict:
+    named = ", ".join(f"{slot.id} {slot.label}".strip() for slot in slots)
+    return Conflict(
+        f"a new data key cannot be put into other slots than the one that opened the store: {named}. Remove them by "
+        "`stepkeep key remove`, or all at once with --drop-slots, and add them again afterwards",
+        code="other_slots",
+        retryable=False,
+    )
 
 
 def has_keys(backend: Backend) -> bool:
@@ -307,9 +414,19 @@ def has_keys(backend: Backend) -> bool:
     return bool(record_of(backend))
 
 
-def have_same_keys(one: Backend, other: Backend) -> bool:
-    """Whether what is encrypted for one of two encrypted stores can be read in the other."""
+def have_same_names(one: Backend, other: Backend) -> bool:
+    """Whether one of two encrypted stores began as a copy of the other: they have the same key for names, hence the
+    same chains. Their data keys may have changed since."""
     return _record_id(one) == _record_id(other)
+
+
+def header_for(source: Backend, raw: bytes, destination: Backend) -> bytes:
+    """A header of an encrypted store for one that has the same key for names, and perhaps another data key."""
+    from stepkeep.storage.encrypted import EncryptedBackend
+
+    assert isinstance(source, EncryptedBackend)
+    assert isinstance(destination, EncryptedBackend)
+    return source.header_for(raw, destination.cipher)
 
 
 def with_keys_of(source: Backend, backend: Backend, find_key: FindKey) -> Backend:

@@ -50,7 +50,7 @@ class MemoryBackend:
         self._tables = Tables()
         self._lock = threading.RLock()
         self._key_record: str | None = None
-        self._is_admitted = False
+        self._encrypting = port.Encrypting()
         tell_of_forks(self)
 
     def _reading(self) -> Tables:
@@ -414,7 +414,7 @@ class MemoryBackend:
     def key_record(self) -> str | None:
         return self._key_record
 
-    def set_key_record(self, record: str, *, expect: str | None) -> None:
+    def set_key_record(self, record: str, *, expect: str | None, secure: bool = False) -> None:  # noqa: ARG002
         with self._lock:
             if expect != self._key_record:
                 raise conflicts.keys_changed(self.url)
@@ -422,11 +422,11 @@ class MemoryBackend:
                 raise conflicts.store_not_empty(self.url)
             self._key_record = record
 
-    def admit_encrypted(self) -> None:
-        self._is_admitted = True
+    def admit_encrypted(self, key: int | None) -> None:
+        self._encrypting.key = key
 
     def _check_admitted(self) -> None:
-        if self._key_record is not None and not self._is_admitted:
+        if self._key_record is not None and self._encrypting.key is None:
             raise conflicts.key_missing(self.url)
 
     # --- the whole -------------------------------------------------------------------------------------

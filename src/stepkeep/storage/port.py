@@ -16,6 +16,7 @@ Promises common to all methods:
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, runtime_checkable
@@ -657,19 +658,84 @@ class KeepsKeys(Protocol):
     def key_record(self) -> str | None:
         """The key record; None of a store that is not encrypted."""
 
-    def set_key_record(self, record: str, *, expect: str | None) -> None:
+    def set_key_record(self, record: str, *, expect: str | None, secure: bool = False) -> None:
         """Store the key record, if the stored one still is as expected; the first one only into an empty store.
+
+        With `secure` the bytes of the one before are overwritten.
 
         Raises:
             Conflict: it is another one (`keys_changed`), or the store has sessions already (`store_not_empty`).
         """
 
-    def admit_encrypted(self) -> None:
-        """From now on the caller encrypts what it stores.
+    def admit_encrypted(self, key: int | None) -> None:
+        """From now on this thread encrypts what it stores, with the data key of that number; with None it does not.
 
-        Before that no session can be created or adopted in an encrypted store (`key_missing`), also by those who opened
-        it when it was not encrypted yet.
+        What it stores while the key record names another one is refused (`OtherKey`), in the transaction that would
+        store it. Who does not encrypt can create and adopt no session in an encrypted store (`key_missing`), also not
+        those who opened it when it was not encrypted yet.
         """
+
+
+class Encrypting(threading.local):
+    """With which data key this thread encrypts what it stores; None if it does not."""
+
+    key: int | None = None
+
+
+class Renewal(Protocol):
+    """Records encrypted anew: each as it is to be stored, the same object where it is current."""
+
+    mark: bytes
+    """What the bytes of bodies, blobs and annotations that are current begin with."""
+
+    def session(self, session: SessionInfo) -> SessionInfo: ...
+
+    def branch(self, uid: str, branch: Branch) -> Branch: ...
+
+    def event(self, uid: str, event: Event) -> Event: ...
+
+    def header(self, raw: bytes) -> bytes: ...
+
+    def annotation(self, uid: str, note: Annotation) -> Annotation: ...
+
+    def blob(self, uid: str, blob: Blob) -> Blob: ...
+
+    def body(self, uid: str, body: Body) -> Body: ...
+
+
+RENEWED_PARTS: Final = ("session", "branches", "events", "checkpoints", "annotations", "blobs", "bodies")
+"""What of a session is encrypted, in the order in which it is renewed.
+
+The session comes first: who knows its row from before, and would still use an older key, has to look again."""
+
+
+class Renewed(msgspec.Struct, frozen=True):
+    """How many records were stored anew, how many could not be, and behind which place to go on, if anywhere."""
+
+    renewed: int
+    damaged: int
+    after: tuple[Any, ...] | None
+
+
+@runtime_checkable
+class Renews(Protocol):
+    """A backend whose records can be stored anew with other bytes, where they are."""
+
+    def all_sessions(self) -> list[str]:
+        """The uids of all sessions.
+
+        Raises:
+            Unsupported: some may be hidden from who asks (`sessions_hidden`).
+        """
+
+    def renew(self, uid: str, part: str, after: tuple[Any, ...], renewal: Renewal) -> Renewed:
+        """Store some records of one of the `RENEWED_PARTS` anew, those behind `after`, in one small transaction.
+
+        One that the renewal finds `Corrupt` stays as it is.
+        """
+
+    def count_older(self, mark: bytes) -> int:
+        """How many bodies, blobs and annotations do not begin so."""
 
 
 class KeyService(Protocol):

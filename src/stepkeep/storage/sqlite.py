@@ -323,6 +323,19 @@ class SqliteBackend(SqlBackend):
     def _closed(self) -> BackendUnavailable:
         return BackendUnavailable(f"the store {self._path} is closed", code="store_closed", retryable=False)
 
+    # --- the keys of an encrypted store
+
+    def _check_key_at_hand(self, tx: Connection) -> None:
+        assert isinstance(tx, _SqliteConnection)
+        if tx.checked_key != self._encrypting.key:
+            self._check_key(tx)
+            tx.checked_key = self._encrypting.key
+
+    def _store_keys(self, tx: Connection, record: str) -> None:
+        assert isinstance(tx, _SqliteConnection)
+        super()._store_keys(tx, record)
+        tx.checked_key = None
+
     # --- space
 
     def _store_bytes(self) -> int:
@@ -430,6 +443,7 @@ class _SqliteConnection:
         self.log_growths = 0  # how many commits made it longer
         self.makes_room = True  # in the log: unless that failed, or it is bounded
         self.rows: dict[str, SessionRows] = {}  # as the last append left them, or they were read
+        self.checked_key: int | None = None  # the newest data key, unless another connection committed since
         self._version: int | None = None
 
     def all(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
@@ -500,6 +514,8 @@ class _SqliteConnection:
         """The rows of sessions as they were seen here last; none of them if any other connection, of whichever process,
         committed since this was asked."""
         before, self._version = self._version, self.raw.execute("PRAGMA data_version").get
+        if before != self._version:
+            self.checked_key = None
         if before != self._version or len(self.rows) > _MAX_ROWS:
             self.rows = {}
         return self.rows

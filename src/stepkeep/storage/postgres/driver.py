@@ -17,7 +17,7 @@ import msgspec
 import psycopg
 
 from stepkeep.codec.integrity import digest
-from stepkeep.errors import InvalidInput, StepkeepError
+from stepkeep.errors import InvalidInput, StepkeepError, Unsupported
 from stepkeep.logs import Log
 from stepkeep.model import SessionInfo
 from stepkeep.processes import tell_of_forks
@@ -53,7 +53,7 @@ COLLISION_REPEATS: Final = 20
 LOST_REPEATS: Final = 3
 _LONGEST_PAUSE_SECONDS: Final = 0.5
 
-_ANNOTATE: Final = "SELECT annotate_checkpoint(?, ?, ?, ?, ?, ?, ?)"
+_ANNOTATE: Final = "SELECT annotate_checkpoint(?, ?, ?, ?, ?, ?, ?, ?)"
 _ANNOTATIONS: Final = (
     f"SELECT {', '.join(f'a.{name}' for name in ANNOTATION_COLUMNS)} FROM sessions s"
     " LEFT JOIN checkpoints c ON c.id = ? AND c.sid = s.sid"
@@ -236,7 +236,8 @@ class PostgresBackend(SqlBackend):
     ) -> bool:
         """As everywhere. Most are new: these are stored by one call of a function, the others take the long way."""
         if fence is None and "annotate_checkpoint" in self._functions:
-            given = (uid, column_of(target), kind, name, data, time_us, digest(data))
+            key = self._encrypting.key
+            given = (uid, column_of(target), kind, name, data, time_us, digest(data), key)
             call = Transaction(
                 lambda tx: tx.call(_ANNOTATE, given), self._settings, is_write=True, is_single=True
             )
@@ -264,6 +265,23 @@ class PostgresBackend(SqlBackend):
             return self._server_clock()
         (now_us,) = tx.one(_NOW) or (0,)
         return int(now_us)
+
+    # --- the keys of an encrypted store
+
+    def _hold_keys(self, tx: Connection, *, is_changed: bool) -> None:
+        # By a lock of its own: a program need not have the right to change the row.
+        kind = "" if is_changed else "_shared"
+        lock = f"SELECT pg_advisory_xact_lock{kind}(hashtextextended(?, 0))"
+        tx.put(lock, (f"stepkeep keys {self._address.schema}",))
+
+    def all_sessions(self) -> list[str]:
+        if self._read(lambda tx: tx.one("SELECT row_security_active('sessions')")) != (False,):
+            raise Unsupported(
+                f"{self.url} shows its users only the sessions of their project: give it a new data key as a user who "
+                "sees all",
+                code="sessions_hidden",
+            )
+        return super().all_sessions()
 
     # --- space
 

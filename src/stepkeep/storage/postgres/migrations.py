@@ -131,7 +131,8 @@ $append$"""
 It has the rights and the settings of its caller, and keeps its plans from call to call."""
 
 ANNOTATE: Final = """CREATE FUNCTION annotate_checkpoint(
-  its_uid TEXT, its_target TEXT, its_kind TEXT, its_name TEXT, its_data BYTEA, its_time_us BIGINT, its_digest TEXT)
+  its_uid TEXT, its_target TEXT, its_kind TEXT, its_name TEXT, its_data BYTEA, its_time_us BIGINT, its_digest TEXT,
+  its_key BIGINT)
 RETURNS BOOLEAN
 LANGUAGE plpgsql AS $annotate$
 DECLARE
@@ -140,7 +141,8 @@ BEGIN
   SELECT s.sid INTO its_sid FROM sessions s WHERE s.uid = its_uid FOR UPDATE;
   IF NOT FOUND OR EXISTS (
       SELECT 1 FROM annotations a
-        WHERE a.sid = its_sid AND a.target = its_target AND a.kind = its_kind AND a.name = its_name) THEN
+        WHERE a.sid = its_sid AND a.target = its_target AND a.kind = its_kind AND a.name = its_name)
+    OR its_key <> (SELECT CAST(CAST(m.value AS JSON) ->> 'key' AS BIGINT) FROM meta m WHERE m.name = 'encryption') THEN
     RETURN false;
   END IF;
   INSERT INTO annotations (sid, target, kind, name, data, time_us, digest)
@@ -148,7 +150,9 @@ BEGIN
   RETURN true;
 END
 $annotate$"""
-"""Stores an annotation where there is none, and answers true, or changes nothing."""
+"""Stores an annotation where there is none, and answers true, or changes nothing.
+
+What is encrypted names its data key, which must be the newest."""
 
 _FASTER: Final[dict[int, tuple[str, ...]]] = {
     1: (

@@ -54,6 +54,10 @@ def read_annotations(
 ) -> list[Annotation]:
     where = Conditions(("sid = ?", sid), ("kind = ?", kind))
     where.among("target", None if targets is None else _aliases(tx, sid, targets))
+    return annotations_where(tx, where)
+
+
+def annotations_where(tx: Connection, where: Conditions) -> list[Annotation]:
     # Mostly there are none or few, for which SQLite would prepare a sorter each time.
     rows = sorted(
         tx.all(f"SELECT number, {_COLUMNS} FROM annotations{where}", where.values), key=_when_attached

@@ -16,7 +16,7 @@ from stepkeep.model import Branch, SessionInfo, Status, utc_now_us
 from stepkeep.processes import Owner
 from stepkeep.storage import conflicts, port
 from stepkeep.storage.port import ANY_HEAD, Annotation, Append, Appended, Blob, Body, Event, HeaderRow, Seal
-from stepkeep.storage.sql import attachments, leases
+from stepkeep.storage.sql import attachments, leases, renewing
 from stepkeep.storage.sql import bodies as body_rows
 from stepkeep.storage.sql import checkpoints as checkpoint_rows
 from stepkeep.storage.sql import sessions as session_rows
@@ -40,7 +40,7 @@ class SqlBackend(ABC):
 
     def __init__(self, *, clock: Callable[[], int] = utc_now_us) -> None:
         self._clock = clock
-        self._is_admitted = False
+        self._encrypting = port.Encrypting()
 
     # --- what a driver adds
 
@@ -125,6 +125,7 @@ class SqlBackend(ABC):
 
         def transaction(tx: Connection) -> T:
             sid, session = session_rows.by_uid(tx, uid)
+            self._check_key(tx)
             _check_fence(tx, sid, uid, fence)
             return work(tx, sid, session)
 
@@ -138,6 +139,7 @@ class SqlBackend(ABC):
         def transaction(tx: Connection) -> T:
             known = (tx.rows_at_hand() or {}).get(uid)
             sid = session_rows.by_uid(tx, uid)[0] if known is None else known.sid
+            self._check_key_at_hand(tx)
             _check_fence(tx, sid, uid, fence)
             return work(tx, sid)
 
@@ -292,6 +294,7 @@ class SqlBackend(ABC):
 
         outcomes = conflicts.append_in_order(batch, append, seal)
         rows.flush()
+        self._check_key_at_hand(tx)
         self._saved(rows)
         return outcomes
 
@@ -552,28 +555,68 @@ class SqlBackend(ABC):
     # --- the keys of an encrypted store
 
     def key_record(self) -> str | None:
-        row = self._read(lambda tx: tx.one(_KEY_RECORD))
-        return None if row is None else str(row[0])
+        return self._read(self._stored_keys)
 
-    def set_key_record(self, record: str, *, expect: str | None) -> None:
+    def set_key_record(self, record: str, *, expect: str | None, secure: bool = False) -> None:
         def transaction(tx: Connection) -> None:
-            row = tx.one(_KEY_RECORD)
-            if expect != (None if row is None else row[0]):
+            self._hold_keys(tx, is_changed=True)
+            if expect != self._stored_keys(tx):
                 raise conflicts.keys_changed(self.url)
             if expect is None and tx.one("SELECT 1 FROM sessions LIMIT 1"):
                 raise conflicts.store_not_empty(self.url)
-            tx.run("DELETE FROM meta WHERE name = 'encryption'")
-            tx.run("INSERT INTO meta (name, value) VALUES ('encryption', ?)", (record,))
+            self._store_keys(tx, record)
 
-        self._write(transaction)
+        self._write(transaction, secure=secure)
 
-    def admit_encrypted(self) -> None:
-        self._is_admitted = True
+    def _hold_keys(self, tx: Connection, *, is_changed: bool) -> None:  # noqa: B027  (some have one writer at a time)
+        """Until the transaction ends nobody else changes the key record; if this one does, nobody else holds it."""
+
+    def _stored_keys(self, tx: Connection) -> str | None:
+        row = tx.one(_KEY_RECORD)
+        return None if row is None else str(row[0])
+
+    def _store_keys(self, tx: Connection, record: str) -> None:
+        tx.run("DELETE FROM meta WHERE name = 'encryption'")
+        tx.run("INSERT INTO meta (name, value) VALUES ('encryption', ?)", (record,))
+
+    def admit_encrypted(self, key: int | None) -> None:
+        self._encrypting.key = key
 
     def _check_admitted(self, tx: Connection) -> None:
         """An encrypted store takes nothing that is not: a plain handle to an empty one begins with a session."""
-        if not self._is_admitted and tx.one(_KEY_RECORD) is not None:
+        if self._encrypting.key is not None:
+            self._hold_keys(tx, is_changed=False)  # who changes the data key must see the new session
+            self._check_key(tx)
+        elif self._stored_keys(tx) is not None:
             raise conflicts.key_missing(self.url)
+
+    def _check_key(self, tx: Connection) -> None:
+        """Refuse what is encrypted with a data key that is not the newest: soon nobody could read it.
+
+        To be called while the session is held. If the key changes after this, who encrypts everything anew waits for
+        the session, and finds what is stored now.
+        """
+        key = self._encrypting.key
+        if key is None:
+            return
+        from stepkeep.storage.key_slots import key_number  # few stores are encrypted
+
+        if key_number(self._stored_keys(tx)) != key:
+            raise conflicts.other_key(self.url)
+
+    def _check_key_at_hand(self, tx: Connection) -> None:
+        """The same after a look at the rows at hand, by which a driver may know that nobody changed it since."""
+        self._check_key(tx)
+
+    def all_sessions(self) -> list[str]:
+        rows = self._read(lambda tx: tx.all("SELECT uid FROM sessions ORDER BY sid"))
+        return [str(uid) for (uid,) in rows]
+
+    def renew(self, uid: str, part: str, after: tuple[Any, ...], renewal: port.Renewal) -> port.Renewed:
+        return self._in_session(uid, lambda tx, sid, _: renewing.renew(tx, sid, uid, part, after, renewal))
+
+    def count_older(self, mark: bytes) -> int:
+        return self._read(lambda tx: renewing.count_older(tx, mark))
 
     # --- the store
 
