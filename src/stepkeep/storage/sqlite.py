@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import apsw
 
+from stepkeep.codec.integrity import digest
 from stepkeep.errors import (
     WRITE_FAILED,
     BackendUnavailable,
@@ -74,6 +75,14 @@ _SAVES_BEFORE_ROOM: Final = 4
 _PAGES_A_STEP: Final = 1024
 _FEW_TARGETS: Final = 16
 """Whose annotations are read in no time: a save may wait for it."""
+_KEY_COPY: Final = "WHERE sid = 0 AND target = '' AND kind = 'encryption' AND name = ''"
+"""Where the second copy of the key record lies: in another table, hence on another page, and with a digest."""
+_KEY_RECORDS: Final = (
+    "SELECT value, NULL FROM meta WHERE name = 'encryption'"
+    f" UNION ALL SELECT data, digest FROM annotations {_KEY_COPY}"
+)
+_NEVER_US: Final = (1 << 63) - 1
+"""A time before which nothing is swept."""
 _MAGIC: Final = b"SQLite format 3\0"
 _JOURNAL_MAGIC: Final = bytes.fromhex("d9d505f920a163d7")
 _LOG: Final = ("-wal", "-shm")
@@ -323,7 +332,15 @@ class SqliteBackend(SqlBackend):
     def _closed(self) -> BackendUnavailable:
         return BackendUnavailable(f"the store {self._path} is closed", code="store_closed", retryable=False)
 
-    # --- the keys of an encrypted store
+    # --- the keys of an encrypted store: the key record lies there twice, for without it the store is lost
+
+    def _stored_keys(self, tx: Connection) -> str | None:
+        found = {stored_digest: content for content, stored_digest in tx.all(_KEY_RECORDS)}
+        record = found.pop(None, None)
+        for stored_digest, copy in found.items():
+            if isinstance(copy, bytes) and digest(copy) == stored_digest:
+                return copy.decode()
+        return None if record is None else str(record)
 
     def _check_key_at_hand(self, tx: Connection) -> None:
         assert isinstance(tx, _SqliteConnection)
@@ -335,6 +352,13 @@ class SqliteBackend(SqlBackend):
         assert isinstance(tx, _SqliteConnection)
         super()._store_keys(tx, record)
         tx.checked_key = None
+        copy = record.encode()
+        tx.run(f"DELETE FROM annotations {_KEY_COPY}")
+        tx.run(
+            "INSERT INTO annotations (sid, target, kind, name, time_us, digest, data)"
+            " VALUES (0, '', 'encryption', '', ?, ?, ?)",
+            (_NEVER_US, digest(copy), copy),
+        )
 
     # --- space
 
