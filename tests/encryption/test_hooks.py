@@ -10,6 +10,7 @@ import apsw
 import pytest
 
 import stepkeep
+from stepkeep.api import agent_hooks
 from tests.encryption.stores_of_encryption import KEY, MARK, marked_files
 from tests.hooks.conftest import Agent, Answer
 
@@ -92,6 +93,28 @@ def test_a_store_that_is_away_gets_its_events_later(agent: EncryptedAgent, tmp_p
         assert marked_files(tmp_path) == []
     agent.hook("SessionStart", source="compact")
     assert agent.spooled == []
+
+
+def test_the_log_of_hooks_does_not_say_what_was_to_be_saved(
+    agent: EncryptedAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors name keys of a state, which an encrypted store keeps secret: the log has their code only."""
+    (tmp_path / "plain").mkdir()
+    plain = Agent(tmp_path / "plain")
+    for each in (plain, agent):
+        if "STEPKEEP_KEY_FILE" in each.environment:
+            monkeypatch.setenv("STEPKEEP_KEY_FILE", each.environment["STEPKEEP_KEY_FILE"])
+        stores = agent_hooks._Stores("claude-code", "PostToolUse", each.url, each.environment)
+        store = stores.own()
+        assert store is not None
+        with pytest.raises(stepkeep.InvalidInput, match=MARK) as refused:
+            store.session("run").save({MARK: object()})
+        told = agent_hooks._told(stores, refused.value)
+        assert MARK in told["systemMessage"]  # the person may know
+        assert each.problems()[0]["code"] == refused.value.code
+        store.close()
+    assert MARK in plain.problems()[0]["message"]
+    assert [file for file in marked_files(tmp_path) if not file.startswith("plain")] == []
 
 
 def test_what_waits_comes_in_after_the_data_key_changed(agent: EncryptedAgent, tmp_path: Path) -> None:

@@ -67,6 +67,10 @@ ELSEWHERE = {
     "the loss of what opens an encrypted store": [
         "encryption/test_rekey.py::test_one_damaged_copy_of_the_key_record_is_no_loss",
     ],
+    "files beside an encrypted store": [
+        "encryption/test_hooks.py::test_what_waits_in_the_spool_is_encrypted_and_comes_in",
+        "encryption/test_hooks.py::test_the_log_of_hooks_does_not_say_what_was_to_be_saved",
+    ],
     "a backup that is none": [
         "maintenance/test_object_backup.py::test_killed_after_every_request_it_is_a_backup_or_none",
         "maintenance/test_object_backup.py::test_a_network_that_cuts_connections_makes_no_half_backup",

@@ -34,7 +34,6 @@ OTHERS_BUSY_SECONDS: Final = 1.0
 MAX_LOG_BYTES: Final = 1 << 20
 """A larger write-ahead log is emptied: the next process reads all of it, and agents wait for their hooks."""
 
-KEY_TROUBLE: Final = ("key_missing", "key_wrong", "key_unavailable")
 
 _REPAIRED: Final = InvalidInput("half characters in the input", code=hook_process.REPAIRED)
 
@@ -83,7 +82,7 @@ class _Stores:
         try:
             self._own = self._open(self._url, create=create)
         except StepkeepError as exc:
-            if exc.code in KEY_TROUBLE:
+            if exc.code in hook_process.KEY_TROUBLE:
                 with suppress(OSError):
                     self.spool.note_key_record(self.spool.key_record() or "")
             raise
@@ -112,16 +111,22 @@ class _Stores:
         name = sha256(place.encode("utf-8", "replace")).hexdigest()[:32]
         return Spool(f"{self.spool_root}/{name}", self._cipher)
 
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the agent's own store is; where it cannot be asked, whether it may be."""
+        if self._own is not None:
+            return getattr(self._own.engine.backend, "cipher", None) is not None
+        return self.spool.key_record() is not None or any(self.environ.get(name) for name in KEY_VARIABLES)
+
     def _cipher(self) -> Cipher | None:
         """What encrypts the events that wait for the agent's own store; None where it is not encrypted.
 
         Raises:
             OSError: it is, and there is no key: nothing of the event may be written.
         """
+        if not self.is_encrypted:
+            return None  # if the store is not made yet, the first save will tell
         noted = self.spool.key_record()
-        is_likely = noted is not None or any(self.environ.get(name) for name in KEY_VARIABLES)
-        if self._own is None and not is_likely:
-            return None  # the first save will tell
         from stepkeep.config.key_sources import key_of
         from stepkeep.storage.key_slots import cipher_by, cipher_of
 
@@ -249,7 +254,12 @@ def _told(stores: _Stores, exc: Exception) -> dict[str, Any]:
     message = str(exc) or type(exc).__name__
     is_kept = stores.keeps_what_failed(exc)
     # A turn has many tools: trouble that lasts is told once in a while, not at every one of them.
-    is_news = stores.note(exc, f"kept for the next event: {message}" if is_kept else message)
+    try:
+        is_encrypted = stores.is_encrypted
+    except StepkeepError:  # which store it is cannot be told
+        is_encrypted = True
+    logged = hook_process.loggable(exc, is_encrypted=is_encrypted)
+    is_news = stores.note(exc, f"kept for the next event: {logged}" if is_kept else logged)
     what = (
         "Stepkeep could not save yet, and keeps it for the next event,"
         if is_kept

@@ -378,13 +378,14 @@ def _named(names: list[str]) -> str:
 
 def _failed(engine: Engine, event: HookEvent, root: str, environ: Mapping[str, str], exc: Exception) -> None:
     """Note that an event has no files, and let the next hook tell it."""
+    from stepkeep.storage.key_slots import cipher_of
+
     is_slow = getattr(exc, "code", "") == "hook_timeout"
     later = f"; tried again in {RETRY_SECONDS // 60} minutes" if is_slow else ""
-    if _log(event, environ, exc, f"saved without files: {exc}{later}"):
+    said = hook_process.loggable(exc, is_encrypted=cipher_of(engine.backend) is not None)
+    if _log(event, environ, exc, f"saved without files: {said}{later}"):
         notes = HookNotes(environ, event.session)
-        notes.tell(
-            f"Stepkeep could not capture the files of {root} at {event.name}: {str(exc)[:300]}{later}."
-        )
+        notes.tell(f"Stepkeep could not capture the files of {root} at {event.name}: {said[:300]}{later}.")
     if is_slow:
         session = agent_session.find_session(engine, event)
         if session is not None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -92,6 +92,20 @@ class HookProblem(msgspec.Struct, frozen=True, kw_only=True):
     session: str
     code: str
     message: str
+
+
+KEY_TROUBLE: Final = frozenset({"key_missing", "key_wrong", "key_unavailable"})
+"""Codes of errors about the key of an encrypted store."""
+
+
+def loggable(exc: Exception, *, is_encrypted: bool) -> str:
+    """What an error says, as it may stand in a file.
+
+    Of an encrypted store only what is about the store itself: other errors may name what was to be saved.
+    """
+    if not is_encrypted or isinstance(exc, BackendUnavailable) or getattr(exc, "code", "") in KEY_TROUBLE:
+        return str(exc) or type(exc).__name__
+    return "the store is encrypted, and the message may name what was to be saved: it is not written down"
 
 
 def log_problem(
