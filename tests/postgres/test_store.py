@@ -193,7 +193,7 @@ def test_without_its_functions_a_store_works_as_well(postgres: Server, url: str)
     """Who may not call them takes the long way."""
     PostgresBackend(url).close()
     access = PostgresAccess(postgres, url)
-    for name in ("append_checkpoint", "annotate_checkpoint"):
+    for name in ("append_checkpoint", "add_annotation"):
         access.run(f"DROP FUNCTION {{}}.{name}")
     with Store(PostgresBackend(url)) as store:
         run = store.session("run")

@@ -53,7 +53,7 @@ COLLISION_REPEATS: Final = 20
 LOST_REPEATS: Final = 3
 _LONGEST_PAUSE_SECONDS: Final = 0.5
 
-_ANNOTATE: Final = "SELECT annotate_checkpoint(?, ?, ?, ?, ?, ?, ?, ?)"
+_ANNOTATE: Final = "SELECT add_annotation(?, ?, ?, ?, ?, ?, ?, ?)"
 _ANNOTATIONS: Final = (
     f"SELECT {', '.join(f'a.{name}' for name in ANNOTATION_COLUMNS)} FROM sessions s"
     " LEFT JOIN checkpoints c ON c.id = ? AND c.sid = s.sid"
@@ -235,7 +235,7 @@ class PostgresBackend(SqlBackend):
         fence: int | None = None,
     ) -> bool:
         """As everywhere. Most are new: these are stored by one call of a function, the others take the long way."""
-        if fence is None and "annotate_checkpoint" in self._functions:
+        if fence is None and "add_annotation" in self._functions:
             key = self._encrypting.key
             given = (uid, column_of(target), kind, name, data, time_us, digest(data), key)
             call = Transaction(

@@ -130,7 +130,7 @@ $append$"""
 
 It has the rights and the settings of its caller, and keeps its plans from call to call."""
 
-ANNOTATE: Final = """CREATE FUNCTION annotate_checkpoint(
+ANNOTATE: Final = """CREATE FUNCTION add_annotation(
   its_uid TEXT, its_target TEXT, its_kind TEXT, its_name TEXT, its_data BYTEA, its_time_us BIGINT, its_digest TEXT,
   its_key BIGINT)
 RETURNS BOOLEAN
