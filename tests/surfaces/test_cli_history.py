@@ -815,6 +815,7 @@ def test_status_of_a_session_tells_its_rules(cli: Filled) -> None:
             "cleanup",
             "budget_bytes",
             "is_over_budget",
+            "stopped_restore",
         )
     }
     assert found["rules"] == ["keep the last 10 (profile workflow)"]
