@@ -189,14 +189,12 @@ class Committer:
 
     def after_fork(self, *, is_child: bool) -> None:
         if is_child:
-            _settle_rest(
-                list(self.queue),
-                BackendUnavailable(
-                    "this save was queued before a fork: the parent commits it",
-                    code="forked",
-                    retryable=False,
-                ),
+            forked = BackendUnavailable(
+                "this save was queued before a fork: the parent commits it", code="forked", retryable=False
             )
+            for queued in self.queue:
+                # Who waits for it is in the parent, and may have held the lock of its event, which stays held here.
+                queued.outcome, queued.event = forked, None
             self.queue.clear()
             self._waiting.clear()
         for leader in self._leaders:
